@@ -19,7 +19,7 @@ from runner.guard.settings import Watched, Words
 from runner.guard.worker import Worker
 
 
-class Attempt:
+class WorkerAttempt:
     """From the start of a worker until all ranks start again, or end."""
 
     def __init__(

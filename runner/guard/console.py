@@ -10,7 +10,7 @@ import time
 
 from runner.guard.launcher import described, error_output_of
 from runner.guard.origin import Origin
-from runner.guard.output import Output
+from runner.guard.output import RankOutput
 from runner.guard.settings import Words
 
 _PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed
@@ -19,7 +19,7 @@ _PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what
 class Console:
     """The rank's standard error, or that of the launcher where it no longer shows its ranks'."""
 
-    def __init__(self, words: Words, launcher: int, output: Output, origin: Origin) -> None:
+    def __init__(self, words: Words, launcher: int, output: RankOutput, origin: Origin) -> None:
         self._words, self._launcher, self._output, self._origin = words, launcher, output, origin
         self.said = ""  # last, without further lines; or the worker's own cause of its end
 

@@ -7,7 +7,7 @@ from runner.guard.child import Child
 from runner.guard.decision import Decision
 from runner.guard.ending import Ending
 from runner.guard.messages import Failed
-from runner.guard.output import Output
+from runner.guard.output import RankOutput
 from runner.guard.settings import Watched, Words
 from runner.guard.watch import OnHost, Watch
 from runner.guard.worker import GRACE
@@ -20,7 +20,7 @@ _WRITING = 2.0  # seconds for what is still to be written, at the end
 class Guard:
     """One rank's."""
 
-    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output) -> None:
+    def __init__(self, host: OnHost, words: Words, watched: Watched, output: RankOutput) -> None:
         self._host, self._words, self._output = host, words, output
         self._watch = Watch(host, words, watched, output)
         self.restarts, self._peers = self._watch.restarts, self._watch.peers

@@ -53,7 +53,7 @@ class Apart(Message):
 
 
 @dataclass(frozen=True)
-class Host(ToHub):
+class HostName(ToHub):
     """A guard that joins names its host."""
 
     name: str | None

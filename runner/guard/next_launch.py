@@ -21,7 +21,7 @@ _KEPT = 4.0  # seconds after a failed attempt of `supervise` in which its next o
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 
 
-class Launch(NamedTuple):
+class NextLaunch(NamedTuple):
     """The connection to its elected proxy, and the socket to which the others connect."""
 
     connection: socket.socket
@@ -35,7 +35,7 @@ def may_start_again(codes: set[int]) -> bool:
 
 def wait_for_launch(
     name: bytes, importer: Importer, inherited: set[int], hear: Callable[[Importer], bool]
-) -> Launch | None:
+) -> NextLaunch | None:
     """Wait for a launch by this name, and take its command line and variables. None: it has not come.
 
     Args:
@@ -63,7 +63,7 @@ def wait_for_launch(
     return None
 
 
-def _take(connection: socket.socket) -> Launch | None:
+def _take(connection: socket.socket) -> NextLaunch | None:
     told = None
     connection.settimeout(_HANDING_OVER)
     with contextlib.suppress(OSError):
@@ -78,4 +78,4 @@ def _take(connection: socket.socket) -> Launch | None:
     listener.setblocking(False)
     sys.argv, sys.orig_argv = message["argv"], message["orig_argv"]
     replace_variables(message["environment"])
-    return Launch(connection, listener)
+    return NextLaunch(connection, listener)

@@ -20,7 +20,7 @@ _QUIET = 0.2  # seconds without more after which a line that is not finished is 
 _LEAVING = 2.0  # seconds that the end may take where a process of the rank's still writes
 
 
-class Output:
+class RankOutput:
     """Standard output and error of a rank. Without a folder or a prefix they stay as they are."""
 
     def __init__(self, folder: Path | None, rank: int, shown: Mapping[int, int], *, with_rank: bool) -> None:

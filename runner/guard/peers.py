@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from runner.guard.events import Events
 from runner.guard.link import Address, Link
-from runner.guard.messages import Failed, Gone, Host, Left, Message, attempt_of
+from runner.guard.messages import Failed, Gone, HostName, Left, Message, attempt_of
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
 
@@ -87,7 +87,7 @@ class Peers:
             return False
         self._link.join(address, self._deliver)
         self._has_joined = True
-        self.tell(Host(host))
+        self.tell(HostName(host))
         return True
 
     def tell(self, message: Message | None) -> None:

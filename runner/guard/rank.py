@@ -23,7 +23,7 @@ from runner.guard.guard import Guard
 from runner.guard.link import Link
 from runner.guard.messages import Gone
 from runner.guard.origin import Origin
-from runner.guard.output import Output
+from runner.guard.output import RankOutput
 from runner.guard.settings import Refused, Watched, Words
 from runner.guard.watch import OnHost
 from runner.guard.wire import send
@@ -123,7 +123,7 @@ class Rank:
         if watched.is_hub:
             self._link.listen()
         self._began = time.monotonic() - watched.passed
-        output = Output(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
+        output = RankOutput(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
         host = OnHost(origin, self.events, self._link, self._importer, self._workers)
         guard = Guard(host, words, watched, output)
         while True:
@@ -136,7 +136,7 @@ class Rank:
         guard.leave(decision)
         return decision.code
 
-    def _new_worker(self, output: Output, attempt: int) -> Child:
+    def _new_worker(self, output: RankOutput, attempt: int) -> Child:
         """Have the next worker forked."""
         origin, watched, self._attempt = self.origin, self._watched, attempt
         # Launchers signal a rank's whole process group, and the worker should get each signal once, from here: so it has a

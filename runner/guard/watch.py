@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK
-from runner.guard.attempt import Attempt
+from runner.guard.attempt import WorkerAttempt
 from runner.guard.child import Child
 from runner.guard.console import Console
 from runner.guard.events import Events
@@ -16,9 +16,9 @@ from runner.guard.failure import Failure, Report
 from runner.guard.files import Files
 from runner.guard.lifeline import Computes, Fails, Leaves, Met, Seeks
 from runner.guard.link import Address, Link
-from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, Host, Hung, Message, Patient, Returned
+from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, HostName, Hung, Message, Patient, Returned
 from runner.guard.origin import Origin
-from runner.guard.output import Output
+from runner.guard.output import RankOutput
 from runner.guard.peers import Peers, Restarts
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
@@ -49,9 +49,9 @@ class OnHost(NamedTuple):
 class Watch:
     """Over one worker after the other. What is known of the one that runs is its ``attempt``."""
 
-    attempt: Attempt
+    attempt: WorkerAttempt
 
-    def __init__(self, host: OnHost, words: Words, watched: Watched, output: Output) -> None:
+    def __init__(self, host: OnHost, words: Words, watched: Watched, output: RankOutput) -> None:
         self._words, self._watched, self.events = words, watched, host.events
         self.console = Console(words, watched.launcher(), output, host.origin)
         complain = self.console.complain if watched.is_first_on_host else None
@@ -63,10 +63,10 @@ class Watch:
         self.peers = Peers(words.rank, host.link, self.events, self.restarts)
         self.state = StateFile(watched) if self.files else None
 
-    def begin(self, child: Child) -> Attempt:
+    def begin(self, child: Child) -> WorkerAttempt:
         """Turn to a new worker."""
         hosts, number = self.report.hosts, self.restarts.attempt
-        self.attempt = Attempt(
+        self.attempt = WorkerAttempt(
             child, number, self._words, self._watched, console=self.console, peers=self.peers, hosts=hosts
         )
         self.report.start_again()
@@ -224,7 +224,7 @@ class Watch:
                 attempt.patience.others_are_busy = message.is_needed
             case Ends():
                 attempt.others.end(rank, message)
-            case Host():
+            case HostName():
                 self.report.hosts[rank] = message.name
             case Apart():
                 if self._watched.is_first_on_host:

@@ -58,7 +58,7 @@ def measure(hosts: int, per_host: int, seconds: float) -> tuple[object, ...]:
         parts = [range(first, min(first + _HOSTS_PER_PROCESS, hosts)) for first in range(1, hosts, _HOSTS_PER_PROCESS)]
         groups = [stack.enter_context(process(be_agents, port, part, per_host)) for part in parts]
 
-        joined = _stage("join", hub, groups, [["join"]] * len(groups), ("until", "Host", others))
+        joined = _stage("join", hub, groups, [["join"]] * len(groups), ("until", "HostName", others))
         lives = _stage("signs of life", hub, groups, [["live", seconds]] * len(groups))
         memory = _asked(hub, "used")[1]
         knew = _stage("a failure", hub, groups, [["know", group is groups[0]] for group in groups])

@@ -19,7 +19,7 @@ import psutil
 from runner.guard.events import Events, readable
 from runner.guard.failure import Failure
 from runner.guard.link import Address, Link
-from runner.guard.messages import Alive, Failed, Host, Joined, Left, Message, Returned, packed
+from runner.guard.messages import Alive, Failed, HostName, Joined, Left, Message, Returned, packed
 from runner.rendezvous.transport.endpoint import allow_open_files, port_of
 from runner.rendezvous.transport.protocol import ANSWER, Handshake, Stream, greeting
 
@@ -151,7 +151,9 @@ class Agents:
         while not all(agent.is_joined for agent in self.all):
             self.look()
         for agent in self.all:
-            agent.tell([message for _ in agent.ranks for message in (Joined(), Host(f"node{agent.ranks[0]}"))], each=2)
+            agent.tell(
+                [message for _ in agent.ranks for message in (Joined(), HostName(f"node{agent.ranks[0]}"))], each=2
+            )
 
     def know(self, tells: bool) -> None:
         """Wait until all know of a failure; the first may tell it."""

@@ -17,7 +17,7 @@ import pytest
 
 from runner.base.errors import RendezvousError
 from runner.guard.link import Address, Link
-from runner.guard.messages import Apart, Failed, Gone, Host, Left, Message, Show, Stacks
+from runner.guard.messages import Apart, Failed, Gone, HostName, Left, Message, Show, Stacks
 from runner.rendezvous.transport.endpoint import listen, port_of
 from runner.rendezvous.transport.server import Server
 from tests.launching import path_of
@@ -182,8 +182,8 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
     spokes = [first, joined(1), second, third]  # rank 1 comes late
     for rank in (0, 1, 3):
         spokes[rank].hears((2, FAILED))
-    spokes[3].tell(Host("there"))
-    poll_until(lambda: (3, Host("there")) in spokes[0].received(), LIMIT, "rank 0 is told")
+    spokes[3].tell(HostName("there"))
+    poll_until(lambda: (3, HostName("there")) in spokes[0].received(), LIMIT, "rank 0 is told")
     spokes[0].tell(Show(0))
     for rank in (1, 2, 3):
         spokes[rank].hears((0, Show(0)))

@@ -19,7 +19,7 @@ MESSAGES: list[Message] = [
     messages.Left(),
     messages.Gone("its host's agent has ended"),
     messages.Apart("a:1: timed out"),
-    messages.Host(None),
+    messages.HostName(None),
     messages.Failed(attempt=1, again=True, failure=FAILURE),
     messages.Failed(attempt=0, again=False, failure=None),
     messages.Ends(2, "no room"),

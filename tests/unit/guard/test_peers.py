@@ -10,7 +10,7 @@ import pytest
 from runner.guard.events import Events
 from runner.guard.failure import Failure
 from runner.guard.link import Address, Link
-from runner.guard.messages import Done, Failed, Gone, Host, Hung, Message, Reason, Returned, Show, Stacks
+from runner.guard.messages import Done, Failed, Gone, HostName, Hung, Message, Reason, Returned, Show, Stacks
 from runner.guard.peers import Peers, Restarts
 from runner.rendezvous.transport.endpoint import listen, port_of
 from tests.polling import LIMIT, poll_until
@@ -41,7 +41,7 @@ def pair() -> Iterator[tuple[Peer, Peer]]:
     listener = listen(loopback=True)
     hub = Peer(0, listener, port_of(listener))
     other = Peer(1, None, port_of(listener))
-    poll_until(lambda: hub.hears(Host("host 1")), LIMIT, "rank 1 joins")
+    poll_until(lambda: hub.hears(HostName("host 1")), LIMIT, "rank 1 joins")
     assert hub.peers.others_present == {1}
     yield hub, other
     other.peers.leave()
@@ -70,7 +70,7 @@ def test_of_another_attempt_nothing_is_taken_and_what_is_early_is_kept(pair: tup
     for attempt in (0, 1, 2):
         for message in of(attempt):
             other.peers.tell(message)
-    other.peers.tell(last := Host("b"))
+    other.peers.tell(last := HostName("b"))
     poll_until(lambda: hub.hears(last), LIMIT, "all is received")
     assert [message for message in hub.heard if message in of(0) + of(2)] == []
     assert [message for message in hub.heard if message in of(1)] == of(1)
