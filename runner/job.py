@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.guard.board import Board
+from runner.guard.report.board import Board
 from runner.hardware.placement import Placement
 from runner.launch.context import LaunchContext
 from runner.rendezvous.records.topology import Topology

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from runner.guard.collectives import Call
-from runner.guard.lifeline import Lifeline
+from runner.guard.hang.collectives import Call
+from runner.guard.process.lifeline import Lifeline
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.own_modules import own_module
 from runner.versions.torch_private import process_groups, recorded_calls

@@ -6,17 +6,17 @@ import os
 import signal
 from collections.abc import Mapping
 
-from runner.guard.child import Child
-from runner.guard.collectives import Requests
-from runner.guard.console import Console
 from runner.guard.decision import WorkerEnd
-from runner.guard.hang import BusyRanks, Hang, Patience
-from runner.guard.meeting import Meeting
-from runner.guard.messages import Reason
-from runner.guard.others import Others
-from runner.guard.peers import Peers
+from runner.guard.hang.collectives import Requests
+from runner.guard.hang.hang import BusyRanks, Hang, Patience
+from runner.guard.link.meeting import Meeting
+from runner.guard.link.messages import Reason
+from runner.guard.link.others import Others
+from runner.guard.link.peers import Peers
+from runner.guard.process.child import Child
+from runner.guard.process.worker import Worker
+from runner.guard.report.console import Console
 from runner.guard.settings import Watched, Words
-from runner.guard.worker import Worker
 
 
 class WorkerAttempt:

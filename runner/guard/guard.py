@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from runner.base.errors import EXIT_FAILURE, EXIT_OK
-from runner.guard.child import Child
 from runner.guard.decision import Decision
 from runner.guard.ending import Ending
-from runner.guard.messages import Failed
-from runner.guard.output import RankOutput
+from runner.guard.link.messages import Failed
+from runner.guard.process.child import Child
+from runner.guard.process.worker import GRACE
+from runner.guard.report.output import RankOutput
 from runner.guard.settings import Watched, Words
 from runner.guard.watch import OnHost, Watch
-from runner.guard.worker import GRACE
 from runner.launch.hydra import end_other_ranks
 
 _ROUND = 1.0  # seconds between two looks at the worker

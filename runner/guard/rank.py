@@ -15,18 +15,18 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from runner.base.errors import EXIT_FAILURE
-from runner.guard.child import Child, new_child
-from runner.guard.console import print_text
-from runner.guard.events import Events
-from runner.guard.failure import of_lost_agent
 from runner.guard.guard import Guard
-from runner.guard.link import Link
-from runner.guard.messages import Gone
-from runner.guard.origin import Origin
-from runner.guard.output import RankOutput
+from runner.guard.link.link import Link
+from runner.guard.link.messages import Gone
+from runner.guard.process.child import Child, new_child
+from runner.guard.process.events import Events
+from runner.guard.process.origin import Origin
+from runner.guard.process.wire import send
+from runner.guard.report.console import print_text
+from runner.guard.report.failure import of_lost_agent
+from runner.guard.report.output import RankOutput
 from runner.guard.settings import Refused, Watched, Words
 from runner.guard.watch import OnHost
-from runner.guard.wire import send
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.transport.endpoint import port_of
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from runner.guard.console import Console
-from runner.guard.events import name_of
-from runner.guard.launcher import catches, described
-from runner.guard.proxy import ENDS
+from runner.guard.process.events import name_of
+from runner.guard.process.launcher import catches, described
+from runner.guard.process.proxy import ENDS
+from runner.guard.process.worker import Worker
+from runner.guard.report.console import Console
 from runner.guard.settings import Watched, Words
-from runner.guard.worker import Worker
 
 # Seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it. A script may save by itself.
 _INTERRUPTED, _SCRIPT_INTERRUPTED = 5.0, 10.0

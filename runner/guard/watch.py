@@ -9,20 +9,20 @@ from typing import IO, Any, NamedTuple
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK
 from runner.guard.attempt import WorkerAttempt
-from runner.guard.child import Child
-from runner.guard.console import Console
-from runner.guard.events import Events
-from runner.guard.failure import Failure, Report
-from runner.guard.files import Files
-from runner.guard.lifeline import Computes, Fails, Leaves, Met, Seeks
-from runner.guard.link import Address, Link
-from runner.guard.messages import Apart, Busy, Done, Ends, Failed, Gone, HostName, Hung, Message, Patient, Returned
-from runner.guard.origin import Origin
-from runner.guard.output import RankOutput
-from runner.guard.peers import Peers, Restarts
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Apart, Busy, Done, Ends, Failed, Gone, HostName, Hung, Message, Patient, Returned
+from runner.guard.link.peers import Peers, Restarts
+from runner.guard.process.child import Child
+from runner.guard.process.events import Events
+from runner.guard.process.lifeline import Computes, Fails, Leaves, Met, Seeks
+from runner.guard.process.origin import Origin
+from runner.guard.report.console import Console
+from runner.guard.report.failure import Failure, Report
+from runner.guard.report.files import Files
+from runner.guard.report.output import RankOutput
+from runner.guard.report.state import StateFile
 from runner.guard.settings import Watched, Words
 from runner.guard.signals import Signals
-from runner.guard.state import StateFile
 from runner.hardware.nvml import GpuMeter
 
 _ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended

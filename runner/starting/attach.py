@@ -18,7 +18,7 @@ from runner.backends.process_group import stop_process_group
 from runner.backends.shutdown import delete_globals, shutdown
 from runner.base.environment import set_missing
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, Policy, RunnerError
-from runner.guard.board import Board
+from runner.guard.report.board import Board
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from runner.guard.launcher import launcher_of
-from runner.guard.link import Address
+from runner.guard.link.link import Address
+from runner.guard.process.launcher import launcher_of
 from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext

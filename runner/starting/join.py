@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from runner.backends.registry import installed_packages
 from runner.backends.selection import with_backend
 from runner.base.errors import Policy, UsageError, raised_on_all_ranks
-from runner.guard.board import Board
+from runner.guard.report.board import Board
 from runner.hardware.placement import Placement, place_all
 from runner.hardware.resources import as_record, of_record, resources
 from runner.job import Job

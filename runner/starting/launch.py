@@ -20,9 +20,9 @@ from runner.base.early_signals import EARLY
 from runner.base.errors import Policy, RunnerError, UsageError
 from runner.base.streams import replace_characters
 from runner.base.temporary import SHORTER, no_room_for_sockets
-from runner.guard.console import print_text
-from runner.guard.lifeline import Computes, Lifeline, Met, Seeks
-from runner.guard.origin import Origin
+from runner.guard.process.lifeline import Computes, Lifeline, Met, Seeks
+from runner.guard.process.origin import Origin
+from runner.guard.report.console import print_text
 from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext

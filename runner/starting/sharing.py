@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from runner.base.errors import UsageError
-from runner.guard.identity import is_read_by_torch
+from runner.guard.process.identity import is_read_by_torch
 from runner.launch.detect import detect
 from runner.launch.target import NO_PYTHON, Target, find_target
 from runner.options.command import Request

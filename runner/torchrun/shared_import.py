@@ -21,7 +21,7 @@ from typing import Any
 
 from runner.base.collector import freeze, paused_collector
 from runner.base.environment import set_missing, set_variables, unset_variables
-from runner.guard.identity import is_read_by_torch
+from runner.guard.process.identity import is_read_by_torch
 from runner.torchrun.import_hooks import call_for_imported
 from runner.versions import torch_private
 

@@ -11,7 +11,7 @@ from subprocess import PIPE
 import pytest
 from safetensors import safe_open
 
-from runner.guard.rank_state import read_states
+from runner.guard.report.rank_state import read_states
 from tests.launching import RUNNER, clean_environment, finish, mpirun_path, ok, own_lines, path_of, run
 from tests.polling import LIMIT, poll_until
 from tests.results import json_object, losses, metrics, refused

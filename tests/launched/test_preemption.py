@@ -12,7 +12,7 @@ from subprocess import PIPE
 import psutil
 import pytest
 
-from runner.guard.rank_state import read_states
+from runner.guard.report.rank_state import read_states
 from runner.training.checkpoint.checkpoint_folder import read_manifest
 from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.polling import LIMIT, poll_until

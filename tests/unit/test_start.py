@@ -19,9 +19,9 @@ OF_A_PROXY = {
     "runner",
     "runner.cli",
     "runner.guard",
-    "runner.guard.identity",
-    "runner.guard.proxy",
-    "runner.guard.wire",
+    "runner.guard.process.identity",
+    "runner.guard.process.proxy",
+    "runner.guard.process.wire",
 }
 
 SHOW_MODULES = "import sys; print(*sys.modules)"

@@ -19,9 +19,9 @@ from typing import Any
 
 from runner.base.errors import EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.formats import check_format
-from runner.guard.failure import FORMAT
-from runner.guard.group import die_with
-from runner.guard.rank_state import RankState, read_states
+from runner.guard.process.group import die_with
+from runner.guard.report.failure import FORMAT
+from runner.guard.report.rank_state import RankState, read_states
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _ROUND = 5.0  # seconds between two looks at a running job

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from runner.base.command_name import COMMAND
 from runner.base.errors import UsageError
-from runner.guard.rank_state import FOLDER, read_states
+from runner.guard.report.rank_state import FOLDER, read_states
 from runner.job import Job
 from runner.launch.launcher_processes import on_terminal
 from runner.options.parsing import Parser

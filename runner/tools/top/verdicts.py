@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.base.quantities import duration_text
-from runner.guard.rank_state import RankState
+from runner.guard.report.rank_state import RankState
 
 # The statuses, in the order in which ranks are shown. The first ones need attention.
 STATUSES = ("failed", "missing", "stuck", "slow", "running", "ended")

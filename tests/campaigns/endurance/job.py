@@ -16,7 +16,7 @@ import psutil
 from safetensors.torch import load_file
 
 from runner.base.errors import UsageError
-from runner.guard.rank_state import read_states
+from runner.guard.report.rank_state import read_states
 from runner.training.checkpoint.checkpoint_folder import check_files, name_of, read_manifest, steps_in
 from tests.launching import ROOT, RUNNER, clean_environment, folder_of, ok, run
 from tests.polling import poll_until

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from runner.backends.timing import synchronize
-from runner.guard.board import Board
+from runner.guard.report.board import Board
 from runner.parallel.task import Task
 from runner.training.loop import fit
 from runner.training.preemption import Preemption, Wish

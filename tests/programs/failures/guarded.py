@@ -90,7 +90,7 @@ class Guarded:
 
     def work(self, lifeline) -> None:
         from runner.backends.shutdown import shutdown
-        from runner.guard.lifeline import Fails, Met, Seeks
+        from runner.guard.process.lifeline import Fails, Met, Seeks
 
         print("worker", os.getpid(), flush=True)
         code = 0
@@ -106,8 +106,8 @@ class Guarded:
 
 def main(line: str, before: str = "", watched: str = "", words: str = "") -> None:
     exec(before)
-    from runner.guard import agent
-    from runner.guard.proxy import start
+    from runner.guard.process import agent
+    from runner.guard.process.proxy import start
 
     start(lambda *given: agent.serve(*given, lambda: Guarded(line, watched, words)))
 

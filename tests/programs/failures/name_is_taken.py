@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from runner.cli import main
-from runner.guard.proxy import agent_name
+from runner.guard.process.proxy import agent_name
 
 
 def take(how: str, name: bytes) -> None:

@@ -5,8 +5,8 @@ import sys
 from typing import Any
 
 from runner import cli
-from runner.guard.board import Board
-from runner.guard.lifeline import Lifeline
+from runner.guard.process.lifeline import Lifeline
+from runner.guard.report.board import Board
 from runner.starting.launch import Launch
 
 

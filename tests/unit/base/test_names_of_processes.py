@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from runner.base.process_stat import process_stat
-from runner.guard import launcher
+from runner.guard.process import launcher
 
 SETS_ITS_NAME = """
 import ctypes, sys, time

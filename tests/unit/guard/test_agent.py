@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.guard.wire import accept_own
+from runner.guard.process.wire import accept_own
 from tests.polling import LIMIT, poll_until
 from tests.unit.guard.test_guard import command
 

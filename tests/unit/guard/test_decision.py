@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.decision import SILENTLY, Awaited, Decision, Facts, WorkerEnd, decide
-from runner.guard.proxy import ENDS, TELLS
+from runner.guard.process.proxy import ENDS, TELLS
 
 # Rank 1 of 2, which has met the other one, and can be told by it of its failure. Its job is not started again in place.
 END = WorkerEnd(

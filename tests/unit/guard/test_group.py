@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.guard.group import Group
+from runner.guard.process.group import Group
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.guard.rank_state import read_states
+from runner.guard.report.rank_state import read_states
 from tests.launching import path_of
 from tests.polling import LIMIT
 

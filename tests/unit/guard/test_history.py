@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from runner.guard.board import Board
-from runner.guard.history import History
+from runner.guard.report.board import Board
+from runner.guard.report.history import History
+from runner.guard.report.state import StateFile
 from runner.guard.settings import Watched
-from runner.guard.state import StateFile
 from runner.hardware.nvml import GpuMeter
 
 

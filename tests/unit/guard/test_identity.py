@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.guard import identity
+from runner.guard.process import identity
 
 STEP = "/system.slice/slurmstepd.scope/job_5/step_0/user"
 FREE = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.guard.memory import killed_for_memory
+from runner.guard.process.memory import killed_for_memory
 
 
 @pytest.mark.parametrize(

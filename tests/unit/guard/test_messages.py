@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from runner.guard import messages
-from runner.guard.collectives import Call
-from runner.guard.failure import Failure
-from runner.guard.messages import Message, ToHub, packed, unpacked
+from runner.guard.hang.collectives import Call
+from runner.guard.link import messages
+from runner.guard.link.messages import Message, ToHub, packed, unpacked
+from runner.guard.report.failure import Failure
 
 FAILURE = Failure(rank=3, host="b", exit_code=None, what="killed", step=7, time=0.5, attempt=1)
 CALL = Call(group="0", ranks=[0, 2], number=4, name="all_reduce", is_over=False)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.guard.events import Events
-from runner.guard.failure import Failure
-from runner.guard.link import Address, Link
-from runner.guard.messages import Done, Failed, Gone, HostName, Hung, Message, Reason, Returned, Show, Stacks
-from runner.guard.peers import Peers, Restarts
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Done, Failed, Gone, HostName, Hung, Message, Reason, Returned, Show, Stacks
+from runner.guard.link.peers import Peers, Restarts
+from runner.guard.process.events import Events
+from runner.guard.report.failure import Failure
 from runner.rendezvous.transport.endpoint import listen, port_of
 from tests.polling import LIMIT, poll_until
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.guard import libraries
-from runner.guard.board import Board
+from runner.guard.process import libraries
+from runner.guard.report.board import Board
+from runner.guard.report.state import StateFile
 from runner.guard.settings import Watched
-from runner.guard.state import StateFile
 from runner.hardware.nvml import GpuMeter
 from tests.polling import LIMIT, poll_until
 

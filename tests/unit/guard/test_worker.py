@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runner.guard.board import Board
-from runner.guard.worker import Worker
+from runner.guard.process.worker import Worker
+from runner.guard.report.board import Board
 
 
 def worker_with(board: Board) -> Worker:

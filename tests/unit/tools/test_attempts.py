@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runner.guard.rank_state import RankState
+from runner.guard.report.rank_state import RankState
 from runner.tools.supervise import attempts
 from runner.tools.supervise.attempts import Attempt, SignalRelay, read_attempts, run_attempt, wait_for_ranks
 from runner.tools.supervise.command_hosts import read_hosts

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from runner.guard.rank_state import RankState, parse, read_states
+from runner.guard.report.rank_state import RankState, parse, read_states
 from runner.tools.tables.table import Column
 from runner.tools.top.verdicts import STATUSES, facts, judge, overview
 from runner.tools.top.view import fitting, head, table

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.guard.events import read, readable
-from runner.guard.files import Files, started_again
+from runner.guard.process.events import read, readable
+from runner.guard.report.files import Files, started_again
 
 _QUIET = 0.2  # seconds without more after which a line that is not finished is shown
 _LEAVING = 2.0  # seconds that the end may take where a process of the rank's still writes

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from runner.base.environment import replace_variables
 from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
-from runner.guard.importer import Importer
-from runner.guard.wire import accept_own, receive, send
+from runner.guard.process.importer import Importer
+from runner.guard.process.wire import accept_own, receive, send
 
 _FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
 _KEPT = 4.0  # seconds after a failed attempt of `supervise` in which its next one has to come

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from runner.base.command_name import MODULES, SCRIPT
 from runner.base.process_stat import process_stat
-from runner.guard.launcher import catches
+from runner.guard.process.launcher import catches
 
 # A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
 _SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 9
@@ -26,7 +26,7 @@ _WITHIN = 2.0
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 # This package's folder, as frames name it: a user's folder may be called runner, too.
-PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
+PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", PACKAGE)
 _OWN = ("launch/program.py", "starting/dispatch.py", "starting/launch.py", "cli.py", "__main__.py", "guard/")

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from runner.guard.identity import identity, is_open
-from runner.guard.wire import process_of, receive, send
+from runner.guard.process.identity import identity, is_open
+from runner.guard.process.wire import process_of, receive, send
 
 # The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
 # loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.

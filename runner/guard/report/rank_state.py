@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from runner.guard.board import ENDED
+from runner.guard.report.board import ENDED
 
 FORMAT = 1  # of the file
 FOLDER = "state"  # in the folder of a job

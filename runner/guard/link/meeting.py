@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from runner.base.errors import EXIT_USAGE
-from runner.guard.console import Console
-from runner.guard.hang import Hang, Patience
+from runner.guard.hang.hang import Hang, Patience
+from runner.guard.process.worker import GRACE, Worker
+from runner.guard.report.console import Console
 from runner.guard.settings import Watched, Words
-from runner.guard.worker import GRACE, Worker
 from runner.launch.siblings import HOW_TO_START, OtherProgram, Siblings
 
 # Seconds after which a worker that does not look for the others is slow: it only reads a few files before.

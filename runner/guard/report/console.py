@@ -8,9 +8,9 @@ import select
 import sys
 import time
 
-from runner.guard.launcher import described, error_output_of
-from runner.guard.origin import Origin
-from runner.guard.output import RankOutput
+from runner.guard.process.launcher import described, error_output_of
+from runner.guard.process.origin import Origin
+from runner.guard.report.output import RankOutput
 from runner.guard.settings import Words
 
 _PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed

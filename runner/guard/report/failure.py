@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.guard.files import Files
+from runner.guard.report.files import Files
 from runner.guard.settings import Watched, Words
 
 FORMAT = 1  # of the file

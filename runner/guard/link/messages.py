@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from runner.guard.collectives import Call
-from runner.guard.failure import Failure
+from runner.guard.hang.collectives import Call
+from runner.guard.report.failure import Failure
 
 
 @dataclass(frozen=True)

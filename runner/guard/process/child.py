@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
-from runner.guard.board import Board
-from runner.guard.group import Group
-from runner.guard.stacks import new_file
+from runner.guard.hang.stacks import new_file
+from runner.guard.process.group import Group
+from runner.guard.report.board import Board
 
 
 @dataclass(kw_only=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.process_stat import process_stat
-from runner.guard.board import ENDED, Board
-from runner.guard.history import History, path_of_history
-from runner.guard.libraries import in_library
-from runner.guard.rank_state import RankState, path_of
+from runner.guard.process.libraries import in_library
+from runner.guard.report.board import ENDED, Board
+from runner.guard.report.history import History, path_of_history
+from runner.guard.report.rank_state import RankState, path_of
 from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from runner.guard.console import Console
-from runner.guard.messages import Ends, Returned
+from runner.guard.link.messages import Ends, Returned
+from runner.guard.report.console import Console
 from runner.guard.settings import Words
 
 _JUST = 5.0  # seconds in which a launcher ends a job for it

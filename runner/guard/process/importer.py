@@ -22,14 +22,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 from runner.base.environment import replace_variables
-from runner.guard.board import Board
-from runner.guard.group import adopt_orphans, die_with, name_process
-from runner.guard.identity import is_open
-from runner.guard.libraries import outside_of_libraries
-from runner.guard.lifeline import Lifeline
-from runner.guard.proxy import ENDS, TELLS
-from runner.guard.stacks import let_show, new_file
-from runner.guard.wire import receive, send
+from runner.guard.hang.stacks import let_show, new_file
+from runner.guard.process.group import adopt_orphans, die_with, name_process
+from runner.guard.process.identity import is_open
+from runner.guard.process.libraries import outside_of_libraries
+from runner.guard.process.lifeline import Lifeline
+from runner.guard.process.proxy import ENDS, TELLS
+from runner.guard.process.wire import receive, send
+from runner.guard.report.board import Board
 
 _MOST_SAID = 1 << 16  # bytes
 

@@ -8,11 +8,11 @@ import signal
 import time
 
 from runner.base.errors import EXIT_FAILURE
-from runner.guard.child import Child
-from runner.guard.events import read
-from runner.guard.lifeline import Fails, WorkerMessage, read_message
-from runner.guard.memory import killed_for_memory
-from runner.guard.proxy import ENDS
+from runner.guard.process.child import Child
+from runner.guard.process.events import read
+from runner.guard.process.lifeline import Fails, WorkerMessage, read_message
+from runner.guard.process.memory import killed_for_memory
+from runner.guard.process.proxy import ENDS
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.

@@ -7,9 +7,9 @@ import queue
 import time
 from collections.abc import Sequence
 
-from runner.guard.events import Events
-from runner.guard.link import Address, Link
-from runner.guard.messages import Failed, Gone, HostName, Left, Message, attempt_of
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Failed, Gone, HostName, Left, Message, attempt_of
+from runner.guard.process.events import Events
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
 

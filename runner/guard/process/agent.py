@@ -23,18 +23,18 @@ from collections.abc import Callable
 from typing import IO, Any, NoReturn, Protocol
 
 from runner.base.errors import EXIT_FAILURE
-from runner.guard.events import name_of
-from runner.guard.group import adopt_orphans, name_process
-from runner.guard.importer import Importer, Work, fork_importer, open_files
-from runner.guard.link import Link
-from runner.guard.next_launch import may_start_again, wait_for_launch
-from runner.guard.origin import Origin, origin_of
-from runner.guard.proxy import ENDS, EVENT, TELLS
+from runner.guard.hang.stacks import new_file
+from runner.guard.link.link import Link
+from runner.guard.process.events import name_of
+from runner.guard.process.group import adopt_orphans, name_process
+from runner.guard.process.importer import Importer, Work, fork_importer, open_files
+from runner.guard.process.next_launch import may_start_again, wait_for_launch
+from runner.guard.process.origin import Origin, origin_of
+from runner.guard.process.proxy import ENDS, EVENT, TELLS
+from runner.guard.process.wire import accept_own, receive, send
+from runner.guard.process.workers import Workers
 from runner.guard.rank import Rank
 from runner.guard.settings import Watched, Words
-from runner.guard.stacks import new_file
-from runner.guard.wire import accept_own, receive, send
-from runner.guard.workers import Workers
 from runner.rendezvous.transport.endpoint import allow_open_files
 
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send

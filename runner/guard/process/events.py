@@ -8,8 +8,8 @@ import select
 import signal
 import threading
 
-from runner.guard.launcher import end_of
-from runner.guard.proxy import EVENT
+from runner.guard.process.launcher import end_of
+from runner.guard.process.proxy import EVENT
 
 
 class Events:

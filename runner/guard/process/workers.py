@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from runner.guard.child import Child
-from runner.guard.importer import Importer
+from runner.guard.process.child import Child
+from runner.guard.process.importer import Importer
 from runner.guard.rank import Rank
 
 _UNANSWERED = 16  # requests to the importer: with more, both could wait for the other to read

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, NamedTuple, TypeVar
 
-from runner.guard.events import readable
-from runner.guard.place import Inside
+from runner.guard.hang.place import Inside
+from runner.guard.process.events import readable
 from runner.rendezvous.records.topology import ranks_text
 
 _WITHIN = 2.0  # seconds for an answer

@@ -17,9 +17,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runner.base.errors import RendezvousError, RunnerError
-from runner.guard.board import MOST_ENDED
-from runner.guard.libraries import in_library
-from runner.guard.messages import Alive, Apart, Failed, Gone, Joined, Left, Message, Returned, ToHub, packed, unpacked
+from runner.guard.link.messages import (
+    Alive,
+    Apart,
+    Failed,
+    Gone,
+    Joined,
+    Left,
+    Message,
+    Returned,
+    ToHub,
+    packed,
+    unpacked,
+)
+from runner.guard.process.libraries import in_library
+from runner.guard.report.board import MOST_ENDED
 from runner.rendezvous.transport.client import Client, UnreachableError, connect
 from runner.rendezvous.transport.endpoint import listen
 from runner.rendezvous.transport.protocol import ProtocolError, text_of
