@@ -1,4 +1,4 @@
-"""What is known about the job after the rendezvous, and what has been decided for it."""
+"""Facts about the job that are known after the rendezvous, and decisions made for it."""
 
 from __future__ import annotations
 

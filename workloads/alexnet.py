@@ -31,14 +31,16 @@ PLAN = Plan(shard=("features", "classifier.1", "classifier.4", "classifier.6"), 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Of this workload."""
+    """Options of workloads.alexnet."""
 
     epochs: int = 2
     lr: float = 1e-2
     data: str = option("auto", choices=("auto", "cifar10", "fake"))
-    momentum: float = option(0.9, "of SGD", group="training")
-    dropout: float = option(0.5, "before linear layers", metavar="P", group="training")
-    image_size: int = option(64, "that images are enlarged to", parse=positive, metavar="PIXELS", group="data")
+    momentum: float = option(0.9, "momentum of SGD", group="training")
+    dropout: float = option(0.5, "dropout before linear layers", metavar="P", group="training")
+    image_size: int = option(
+        64, "width and height to which images are enlarged", parse=positive, metavar="PIXELS", group="data"
+    )
 
 
 def main(run: Run, options: Options) -> None:

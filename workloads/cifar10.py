@@ -26,11 +26,11 @@ PLAN = Plan(shard=("features", "classifier"), pipeline=("features.*", "classifie
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Of this workload."""
+    """Options of workloads.cifar10."""
 
     epochs: int = 2
     data: str = option("auto", choices=("auto", "cifar10", "fake"))
-    momentum: float = option(0.9, "of SGD", group="training")
+    momentum: float = option(0.9, "momentum of SGD", group="training")
 
 
 def main(run: Run, options: Options) -> None:

@@ -22,7 +22,7 @@ from runner.training.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Of this workload."""
+    """Options of workloads.linear."""
 
     lr: float = 1e-2
     data: str = option("random", choices=("random",))

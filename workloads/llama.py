@@ -48,7 +48,7 @@ _ATTENTION, _MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Of this workload."""
+    """Options of workloads.llama."""
 
     epochs: int = 1
     max_steps: int | None = option(500)
@@ -61,7 +61,7 @@ class Options(Settings):
     text: Path | None = option(None, "train on a text file in the place of --data", metavar="FILE", group="data")
     warmup: int = option(
         20,
-        "in which the learning rate rises",
+        "steps in which the learning rate rises",
         parse=positive,
         metavar="STEPS",
         group="training",
@@ -70,7 +70,7 @@ class Options(Settings):
     )
     decay_steps: int | None = option(
         None,
-        "after which the learning rate is at its lowest, a tenth (default: those of the training)",
+        "steps after which the learning rate is at its lowest, a tenth (default: the training's steps)",
         parse=positive,
         metavar="STEPS",
         group="training",
@@ -83,7 +83,7 @@ class Options(Settings):
     generate: str | None = option(
         None, "continue this text with the newest checkpoint, and end", metavar="TEXT", group="model"
     )
-    tokens: int = option(200, "how many to generate", parse=positive, group="model", advanced=True)
+    tokens: int = option(200, "number of tokens to generate", parse=positive, group="model", advanced=True)
     temperature: float | None = option(
         None,
         "sample tokens at this temperature (default: take the likeliest token)",
@@ -138,7 +138,7 @@ def tensor_plan(*, sequence: bool, loss: bool) -> dict[str, ParallelStyle]:
 
 
 def plan(*, loss: bool = False) -> Plan:
-    """Where the model may be sharded or cut; with the logits sharded by classes or not."""
+    """Return where the model may be sharded or cut, with the logits sharded by classes or not."""
     return Plan(
         shard=("model.layers.*", "lm_head"),
         tensor=tensor_plan(sequence=False, loss=loss),

@@ -28,7 +28,7 @@ PLAN = Plan(pipeline=("*",))
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Of this workload."""
+    """Options of workloads.mnist."""
 
     epochs: int = 15
     batch_size: int = 16

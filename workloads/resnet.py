@@ -33,14 +33,14 @@ PLAN = Plan(pipeline=("layer*.*", "fc"))  # small enough to be compiled and shar
 
 @dataclass(frozen=True, kw_only=True)
 class Options(StepSettings):
-    """Of this workload."""
+    """Options of workloads.resnet."""
 
-    model: str = option("resnet18", "", choices=("resnet18", "resnet50"))
-    image_size: int = option(224, "", parse=positive, metavar="PIXELS")
-    channels_last: bool = option(False, "NHWC memory, which convolutions like better")
-    warmup_batches: int = option(10, "not timed", parse=positive)
-    batches_per_iteration: int = option(10, "", parse=positive)
-    iterations: int = option(10, "", parse=positive)
+    model: str = option("resnet18", "model of torchvision", choices=("resnet18", "resnet50"))
+    image_size: int = option(224, "width and height of the images", parse=positive, metavar="PIXELS")
+    channels_last: bool = option(False, "lay out tensors as NHWC, which is faster for convolutions")
+    warmup_batches: int = option(10, "batches before the timing", parse=positive)
+    batches_per_iteration: int = option(10, "batches that are timed together", parse=positive)
+    iterations: int = option(10, "number of timed iterations", parse=positive)
 
 
 def main(run: Run, options: Options) -> None:

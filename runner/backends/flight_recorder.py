@@ -1,4 +1,4 @@
-"""What this rank has called last in each process group: from torch's flight recorder, and from backends that torch's does not know."""
+"""The last collective of this rank in each process group, by torch's flight recorder and by backends that it does not know."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _calls_on(device: str) -> list[Call]:
 
 
 def last_calls() -> list[Call]:
-    """One call for each process group of this rank; in a group in which it has called nothing one with the number 0."""
+    """Return one call per process group of this rank; its number is 0 if the rank has called nothing in the group."""
     found = _torchs_calls()
     for calls in RECORDERS:
         found |= {name: call for name, call in calls().items() if call.number}
@@ -57,7 +57,7 @@ def last_calls() -> list[Call]:
 
 
 def _torchs_calls() -> dict[str, Call]:
-    """In each group the oldest collective that is not over, or else the last one.
+    """Return each group's oldest collective that is not over, else its last one.
 
     Messages are not shown: gloo's are not recorded, and NCCL's need not be marked as over.
     """

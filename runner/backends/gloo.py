@@ -12,7 +12,7 @@ class Gloo(Backend):
     why_chosen = "a single rank has nothing to exchange"  # with several ranks, the reason shown is why MPI is not used
 
     def unavailable_reason(self, job: Job) -> str:
-        """As for any backend. A single rank needs no interface."""
+        """Return why gloo cannot be used; "" if it can. A single rank needs no interface."""
         hosts = job.topology.hosts_where("absent_interfaces", bool)
         if job.size == 1 or not hosts:
             return ""

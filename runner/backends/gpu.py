@@ -1,4 +1,4 @@
-"""Which of torch's devices are GPUs."""
+"""A test whether a torch device is a GPU."""
 
 from __future__ import annotations
 

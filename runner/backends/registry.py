@@ -32,7 +32,7 @@ def backends() -> dict[str, Backend]:
 
 
 def installed_packages() -> list[str]:
-    """Which of the backends' packages this process can import."""
+    """Return the backends' packages that this process can import."""
     return sorted({backend.package for backend in backends().values() if _is_there(backend.package)})
 
 

@@ -32,7 +32,7 @@ def with_spare_cores(job: Job) -> Job:
 
 
 def network_backends() -> dict[str, str]:
-    """For each device type the backend that needs no MPI, which a script not written for the runner asks for."""
+    """Return, per device type, the backend without MPI for which scripts ask that were not written for the runner."""
     devices = ("cpu", "cuda", "xpu")
     return {device: next(b.name for b in backends().values() if device in b.chosen_on) for device in devices}
 

@@ -7,7 +7,7 @@ its own, and its own fields are its own options::
     @dataclass(frozen=True, kw_only=True)
     class Options(Settings):
         epochs: int = 15
-        momentum: float = option(0.9, "of SGD")
+        momentum: float = option(0.9, "momentum of SGD")
 
 Imports no torch.
 """
@@ -47,7 +47,7 @@ OWN = "workload"  # the group of fields that a workload adds and puts in no othe
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is said of a field beside its name and default.
+    """The description of a setting beside its name and default.
 
     Attributes:
         help: without the default, which is shown after it.

@@ -23,7 +23,7 @@ def replace_characters() -> None:
 
 
 def as_python_has_them() -> None:
-    """For a program that may rely on what Python does: undo it."""
+    """Restore Python's own error handling of streams, for a program that may rely on it."""
     for stream, errors in _before:
         # It was a file, and the guard has put a terminal or a pipe in its place: the stream asks for its position last.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One attempt of a rank: its worker, and what its guard knows about that."""
+"""An attempt of a rank: its worker, and the guard's facts about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.guard.settings import Watched, Words
 
 
 class WorkerAttempt:
-    """From the start of a worker until all ranks start again, or end."""
+    """The time from a worker's start until all ranks start again or end."""
 
     def __init__(
         self,

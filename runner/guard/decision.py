@@ -215,7 +215,7 @@ def _code_in_the_job(code: int, facts: Facts) -> int:
 
 
 def _awaited(own: _OwnEnd, code: int, facts: Facts) -> Awaited | None:
-    """What is waited for next."""
+    """Return the fact that is waited for next."""
     is_to_be_explained = _is_silent(own, facts) and not (facts.is_caused or facts.has_spoken)
     if is_to_be_explained and Awaited.CAUSE not in facts.waited_out:
         return Awaited.CAUSE

@@ -14,7 +14,7 @@ _CAUSE = 0.5  # seconds in which another rank may say why this one has ended: it
 
 
 class Ending:
-    """Of one worker."""
+    """Waits for, and collects, the facts about one worker's end."""
 
     def __init__(self, watch: Watch, words: Words, end: WorkerEnd) -> None:
         self._watch, self._words, self._end, self._attempt = watch, words, end, watch.attempt

@@ -18,7 +18,7 @@ _WRITING = 2.0  # seconds for what is still to be written, at the end
 
 
 class Guard:
-    """One rank's."""
+    """The guard of one rank."""
 
     def __init__(self, host: OnHost, words: Words, watched: Watched, output: RankOutput) -> None:
         self._host, self._words, self._output = host, words, output

@@ -32,7 +32,7 @@ from runner.rendezvous.transport.endpoint import port_of
 
 
 class Rank:
-    """Of one launch."""
+    """A rank of one launch, watched in a thread of the agent."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Rank:
             self._link.leave(self._words.rank, Gone("a defect of the runner's has ended it"))
 
     def _refuse(self, refused: Refused) -> int:
-        """When a rank ends the launcher ends the others: so that rank 0 has the time to print, others wait."""
+        """Print why this process is refused, and end. Other ranks wait first: when a rank ends the launcher ends rank 0, which prints."""
         time.sleep(refused.after)
         if refused.line:
             self.print(refused.line)

@@ -1,4 +1,4 @@
-"""Which kind of device all ranks compute on, and which GPU is whose."""
+"""The choice of the kind of device for all ranks, and of each rank's GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _refuse_allotted(hosts: Sequence[tuple[str, Sequence[Resources]]]) -> None:
 
 
 def gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources]) -> list[int | None]:
-    """For each rank a GPU of its own, as an index among those that it sees: the first that is free, if that is possible.
+    """Return a GPU of its own for each rank, as an index among the GPUs that the rank sees: the first free one, if possible.
 
     This fits whether all ranks see all GPUs, each sees its own, or the sets overlap.
 
@@ -86,7 +86,7 @@ def gpu_indices(launcher: Launcher, host: str, sharers: Sequence[Resources]) -> 
 
 
 def gpu_warning(sharers: Sequence[Resources], used: str) -> str:
-    """What is to be said, once for a host, of GPUs that its ranks do not use though nobody has said --device cpu; or "".
+    """Return a warning, once per host, about GPUs that its ranks do not use although --device cpu was not given; else "".
 
     Args:
         used: the kind of device on which all ranks compute.

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use, by name: what drivers show and what variables choose, without CUDA and without torch.
+"""The GPUs that a process may use, by name: those that drivers show and variables choose. Needs neither CUDA nor torch.
 
 NVIDIA's are known by NVML, AMD's and Intel's by files of the kernel. Those of AMD and Intel, WSL2, Jetson and MIG have been
 tried on the stand-in of tests/gpu_node.py only.
@@ -174,7 +174,7 @@ _PATIENCE = 120.0  # seconds for the driver, which wakes its GPUs one by one whe
 
 
 def _nvidia(system: Path) -> _Present:
-    """As the driver shows them, in a thread of its own, as a driver that is broken may not return."""
+    """Ask the driver in a thread, because a broken driver may not return."""
     answer: list[_Present] = []
     asking = threading.Thread(target=lambda: answer.append(_ask_nvidia(system)), name="NVML", daemon=True)
     asking.start()
@@ -183,7 +183,7 @@ def _nvidia(system: Path) -> _Present:
 
 
 def _ask_nvidia(system: Path) -> _Present:
-    """By the driver's library; where it is missing, as a container's mounts may be, by the device files."""
+    """Ask the driver's library; if it is missing, as in a container without its mounts, read the device files."""
     try:
         with nvml.started() as library:
             return _shown_by(library)
@@ -232,7 +232,7 @@ def _may_open(path: Path) -> bool:
 
 
 def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[str]:
-    """By ``CUDA_VISIBLE_DEVICES``. Where a GPU is divided by MIG, CUDA shows a process one instance and nothing else."""
+    """Apply ``CUDA_VISIBLE_DEVICES``. If a GPU is divided by MIG, CUDA shows a process one instance and nothing else."""
     mask = environment.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         names = present.names
@@ -255,7 +255,7 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
 
 
 def _amd(system: Path) -> _Present:
-    """As the kernel's compute driver lists them (Linux: drivers/gpu/drm/amd/amdkfd/kfd_topology.c)."""
+    """List the GPUs of the kernel's compute driver (Linux: drivers/gpu/drm/amd/amdkfd/kfd_topology.c)."""
     nodes = system / "sys/class/kfd/kfd/topology/nodes"
     names = []
     for node in sorted(nodes.glob("[0-9]*"), key=lambda path: int(path.name)):
@@ -273,7 +273,7 @@ def _amd(system: Path) -> _Present:
 
 
 def _visible_amd(present: _Present, environment: Mapping[str, str]) -> list[str]:
-    """By ROCm's masks: HIP's chooses among those that ROCr's leaves, and CUDA's has HIP's meaning where that is not set."""
+    """Apply ROCm's masks: HIP's chooses among the GPUs that ROCr's leaves; CUDA's stands for HIP's if that is not set."""
     names = present.names
     for mask in (
         environment.get("ROCR_VISIBLE_DEVICES"),
@@ -314,7 +314,7 @@ def _text(file: Path) -> str:
 
 
 def _visible_intel(present: _Present, environment: Mapping[str, str]) -> list[str]:
-    """By Level Zero's mask, which filters and does not order (Level Zero specification, "Environment Variables").
+    """Apply Level Zero's mask, which filters and does not order (Level Zero specification, "Environment Variables").
 
     A tile is a device, unless ``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` makes a device of a card; then an entry is a card or
     CARD.TILE.

@@ -1,4 +1,4 @@
-"""Which device, how many cores and threads a rank gets, given what the ranks of its host can see."""
+"""The choice of each rank's device, cores and threads, by what the ranks of its host can see."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
 
 
 def _sharing(sharers: Sequence[Resources]) -> dict[int, int]:
-    """For each core mask, how many ranks have a core of it: computed once per mask, not once per rank."""
+    """Count, per core mask, the ranks that have one of its cores: once per mask, not once per rank."""
     ranks = Counter(sharer.mask for sharer in sharers)
     return {own: sum(count for other, count in ranks.items() if other & own) for own in ranks}
 

@@ -41,7 +41,7 @@ class Resources:
 
 
 def resources(environment: Mapping[str, str], *, asks_for_gpus: bool = True) -> Resources:
-    """What this process may use.
+    """Return the cores, threads and GPUs that this process may use.
 
     Args:
         asks_for_gpus: False where none is to be used: then no driver is asked, which may hang.

@@ -60,7 +60,7 @@ def _is_by(starter: CopyStarter, environment: Mapping[str, str]) -> bool:
 
 
 def _started_elsewhere(context: LaunchContext) -> str:
-    """The same for what starts processes on other hosts with the job's variables, such as ssh, pdsh, clush and parallel."""
+    """Detect a tool that starts processes on other hosts with the job's variables, such as ssh, pdsh, clush and parallel."""
     try:
         hosts = [_short(host) for host in context.hosts]
     except LaunchError:  # a list that cannot be read lists none

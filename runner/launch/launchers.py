@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """One way to start the ranks of a job, described by the variables it sets."""
+    """A way to start the ranks of a job, described by the variables that it sets."""
 
     name: str
     title: str

@@ -29,7 +29,7 @@ def module_file(name: str, *, run_as_main: bool) -> Path | None:
 
 
 def workload_names() -> list[str]:
-    """Of this project and of the user's ``workloads``."""
+    """Return the names of this project's workloads and of the user's."""
     folders: list[str] = []
     for place in _places():
         spec = importlib.machinery.PathFinder.find_spec(_WORKLOADS, [place])
@@ -57,7 +57,7 @@ def _hiding(place: str, name: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    """With ./ for what is in the working folder."""
+    """Return a path as it is shown: with ./ in the working folder."""
     return f".{os.sep}{path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -115,5 +115,5 @@ def _take_package_from(place: str) -> None:
 
 
 def _folders(spec: importlib.machinery.ModuleSpec) -> list[str]:
-    """Of a package's modules."""
+    """Return the folders of a package's modules."""
     return list(spec.submodule_search_locations or ())

@@ -36,7 +36,7 @@ class MeasuredError(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsWanted:
-    """What is measured: so many steps, after those of a warm-up."""
+    """The number of steps to measure, and of warm-up steps before them."""
 
     warmup: int
     steps: int
@@ -187,7 +187,7 @@ class _Stopwatch:
 
 
 class _StepTimes:
-    """By the device's own events on a GPU, which need not be waited for."""
+    """Times of steps; on a GPU by the device's own events, so that no step waits for the device."""
 
     def __init__(self, device: str) -> None:
         self._gpu: Any = None  # torch.cuda or torch.xpu

@@ -1,4 +1,4 @@
-"""Which calls of an optimizer's ``step`` are steps of the training, as torch's global hooks show them to a program that knows nothing of it."""
+"""A count of the training's steps by torch's global optimizer hooks; the program needs no change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 
 class OptimizerSteps:
-    """Of the optimizer that trains most numbers; of several as large, of the one that has made most steps.
+    """Counts the steps of the optimizer with the most parameters (ties: the one that has stepped most often).
 
     What else steps is not counted: a smaller network's optimizer, the one step by which some libraries make an optimizer's state, the
     runner's own trial of an optimizer, and a step within a step, as Horovod's optimizer makes one of the same object.
@@ -28,7 +28,7 @@ class OptimizerSteps:
         self._size = 0
 
     def watch(self) -> None:
-        """To be called once torch has been imported."""
+        """Install the hooks. Call this after torch has been imported."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         register_optimizer_step_pre_hook(self._enter)

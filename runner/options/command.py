@@ -76,7 +76,7 @@ class Given:
         }
 
     def without_parallel(self, values: Mapping[str, Any]) -> Given:
-        """The same with these settings of parallelism, and no others."""
+        """Return a copy with these settings of parallelism, and no others."""
         known = settings_in(ParallelSettings)
         config = self.config and (self.config[0], {key: x for key, x in self.config[1].items() if key not in known})
         others = {name: value for name, value in self.values.items() if name not in known}

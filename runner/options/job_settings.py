@@ -49,13 +49,13 @@ class JobSettings:
 
     device: str = option(
         "auto",
-        "what all ranks compute on: GPUs, if there are any, or cpu; cuda is also AMD's",
+        "device of all ranks: auto takes GPUs if there are any, else the CPU; cuda also means AMD's GPUs",
         choices=DEVICES,
         group="runner",
     )
     backend: str | None = option(
         None,
-        "of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job), or mpi, if torch was built with it "
+        "backend of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job), or mpi, if torch was built with it "
         "(default: auto, which is nccl on GPUs, xccl on Intel's; on CPUs mpi4py if it can be used, else gloo). For a script mpi4py "
         "only, which then serves one that says gloo or mpi, or names no backend",
         choices=lambda: ["auto", *process_groups()],
@@ -78,7 +78,7 @@ class JobSettings:
     )
     timeout: float = option(
         300.0,
-        "end if the ranks have not all met within this time",
+        "end the job if not all ranks have met within this time",
         parse=seconds,
         metavar="SECONDS",
         group="runner",
@@ -86,8 +86,7 @@ class JobSettings:
     )
     log_dir: Path | None = option(
         None,
-        "each rank leaves its state in DIR/state every two seconds, which `python -m runner top DIR` shows, and what it prints in "
-        "DIR/output",
+        "write each rank's state (every two seconds) and output to this folder; view it live with `python -m runner top DIR`",
         metavar="DIR",
         group="runner",
     )
@@ -96,7 +95,7 @@ class JobSettings:
     )
     restart_in_place: int = option(
         0,
-        "after a failure start all ranks again, up to N times, without the launcher and without MPI",
+        "start all ranks again after a failure, up to N times, without the launcher and without MPI",
         parse=not_negative,
         shows=None,
         group="runner",
@@ -111,7 +110,7 @@ class JobSettings:
     )
     preload: tuple[str, ...] = option(
         (),
-        "a module that is imported once per host, too, such as transformers; may be given several times",
+        "import this module once per host, too, such as transformers; repeatable",
         metavar="MODULE",
         group="runner",
         advanced=True,
@@ -144,7 +143,7 @@ class JobSettings:
     )
     time_to_save: float | None = option(
         None,
-        "before the time limit for a checkpoint (default: a minute, or a tenth of the time if that is less; a workload takes longer if "
+        "reserve this long before the time limit for a checkpoint (default: a minute, or a tenth of the time if that is less; a workload takes longer if "
         "its steps and checkpoints do); for a script also after SIGTERM (default: 30)",
         parse=seconds,
         metavar="SECONDS",
@@ -170,6 +169,6 @@ class JobSettings:
     )
 
     def equal_on_all_ranks(self) -> list[str]:
-        """Of the options by which ranks work together those that are given, as texts."""
+        """Return the given options that must be equal on all ranks, as texts."""
         values = {name: getattr(self, name) for name in _EQUAL if getattr(self, name) != getattr(JobSettings, name)}
         return [f"--{name.replace('_', '-')} {value}" for name, value in values.items()]

@@ -92,7 +92,7 @@ class ParallelSettings:
     )
     pp_schedule: str = option(
         "1f1b",
-        f"of the pipeline: {', '.join(SCHEDULES)}",
+        f"schedule of the pipeline: {', '.join(SCHEDULES)}",
         choices=tuple(SCHEDULES),
         metavar="NAME",
         group="parallel",
@@ -100,7 +100,7 @@ class ParallelSettings:
     )
     stages_per_rank: int = option(
         None,
-        "of the pipeline (default: as the schedule needs)",
+        "stages of the pipeline on each rank (default: as the schedule needs)",
         parse=positive,
         metavar="N",
         group="parallel",
@@ -125,7 +125,9 @@ class ParallelSettings:
     precision: str = option(
         "fp32", "compute in this type; parameters keep theirs", choices=PRECISIONS, group="training", changes=True
     )
-    compile: bool = option(False, "torch.compile, layer by layer; needs a C++ compiler on CPUs", group="training")
+    compile: bool = option(
+        False, "compile the model layer by layer with torch.compile; needs a C++ compiler on CPUs", group="training"
+    )
     comm_hook: str = option(
         "none",
         "compress gradients on the wire: fp16, bf16, powersgd; horovod has fp16 only",
@@ -137,7 +139,7 @@ class ParallelSettings:
     )
     clip_norm: float | None = option(
         None,
-        "scale gradients down whose norm is above this",
+        "clip the gradients' norm at this value",
         parse=positive_float,
         metavar="NORM",
         group="training",

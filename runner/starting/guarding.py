@@ -80,7 +80,7 @@ def guard_watched(context: LaunchContext, request: Request, parent: int, found: 
 
 
 def guards_address(context: LaunchContext, result: Rendezvous) -> Address | None:
-    """Where the guards have their link, for this rank's; None if there is none."""
+    """Return the address of the guards' link for this rank's guard; None if there is no link."""
     port = result.records[0].guard_port
     if not port:
         return None

@@ -31,7 +31,7 @@ def record_of(
     guard_port: int = 0,
     options: Sequence[str] = (),
 ) -> RankRecord:
-    """What this rank tells the others, among it why it cannot run its target, if it cannot.
+    """Return the record that this rank sends to the others. It says why the rank cannot run its target, if it cannot.
 
     Args:
         digest: of the target's text.

@@ -41,7 +41,7 @@ def found_target(request: Request) -> Target | UsageError:
 
 
 def why_not_for_target(request: Request, find: Callable[[], Target | UsageError]) -> str:
-    """The same for a target, which ``find`` returns, or the reason why it cannot be run."""
+    """Return why each rank must import torch for this target by itself; "" if nothing speaks against one import."""
     if request.tool in tool_names():
         return "" if needs_torch(request.tool) else f"{request.tool} needs no torch"
     if request.form == NO_PYTHON:

@@ -31,23 +31,25 @@ class Tool:
 
 TOOLS = {
     "explain": Tool(
-        summary="what the ranks are, where they meet, their devices, and why",
+        summary="explain the launch: ranks, rendezvous, devices, backend, and why",
         function="runner.tools.explain.explain:explain",
         shows_training=True,
     ),
-    "bench": Tool(summary="how fast the collectives are", function="runner.tools.bench.bench:bench", needs_torch=True),
+    "bench": Tool(
+        summary="benchmark the collectives of each backend", function="runner.tools.bench.bench:bench", needs_torch=True
+    ),
     "checkpoint": Tool(
-        summary="look at checkpoints, verify and export them",
+        summary="list, verify and export checkpoints",
         function="runner.tools.checkpoint.checkpoint:checkpoint",
         needs_rendezvous=False,
     ),
     "compare": Tool(
-        summary="how fast backends and layouts train a workload here",
+        summary="compare how fast backends and layouts train a workload",
         function="runner.tools.compare.compare:compare",
         needs_torch=True,
     ),
     "doctor": Tool(
-        summary="whether this cluster is well: hosts, network, GPUs, versions",
+        summary="check this cluster: hosts, network, GPUs, versions",
         function="runner.tools.doctor.doctor:doctor",
         examines=True,
     ),
@@ -62,12 +64,12 @@ TOOLS = {
         needs_rendezvous=False,
     ),
     "scale": Tool(
-        summary="does it scale: speed on several numbers of ranks, and on more",
-        function="runner.tools.scale.scale:scale",
-        needs_rendezvous=False,
+        summary="measure strong and weak scaling", function="runner.tools.scale.scale:scale", needs_rendezvous=False
     ),
     "smoke": Tool(
-        summary="a short test of this installation", function="runner.tools.smoke.smoke:smoke", needs_rendezvous=False
+        summary="test this installation with a few short jobs",
+        function="runner.tools.smoke.smoke:smoke",
+        needs_rendezvous=False,
     ),
     "report": Tool(
         summary="write a page about a run, or several: curves, ranks, failures",
@@ -75,12 +77,12 @@ TOOLS = {
         needs_rendezvous=False,
     ),
     "supervise": Tool(
-        summary="start a job again when it fails in a way that a restart can fix",
+        summary="restart a job after failures that a restart can fix",
         function="runner.tools.supervise.supervise:supervise",
         needs_rendezvous=False,
     ),
     "top": Tool(
-        summary="show what the ranks of a running job do", function="runner.tools.top.top:top", needs_rendezvous=False
+        summary="show the ranks of a running job, live", function="runner.tools.top.top:top", needs_rendezvous=False
     ),
 }
 

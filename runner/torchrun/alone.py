@@ -101,7 +101,7 @@ def _uses_mpi() -> bool:
 
 
 def _own_sources() -> Iterator[str]:
-    """Those of the program's modules: not of Python's, of installed packages' and of this one's."""
+    """Return the source files of the program's own modules: none of Python, of installed packages or of the runner."""
     others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     others.append(str(Path(__file__).parent.parent))
     for module in list(sys.modules.values()):

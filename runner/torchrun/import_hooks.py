@@ -1,4 +1,4 @@
-"""What is done while a module is imported, or at the end of its import, whoever imports it."""
+"""Hooks that run while a module is imported, or at the end of its import."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def serve_own_endpoint_only(job: Job) -> None:
 
 
 def join_only(served: Served) -> None:
-    """The same for a process of the program, and for those that it starts by multiprocessing."""
+    """Let a process of the program, and the processes that it starts by multiprocessing, only join the served store."""
     when_imported(_MODULE, lambda: _wrap_handlers(torch_private.rendezvous_handlers(), served))
     when_imported(_SPAWNING, lambda: _prepare_spawned(sys.modules[_SPAWNING], served))
 

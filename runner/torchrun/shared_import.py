@@ -150,7 +150,7 @@ def _noting_generators(preloaded: Sequence[str]) -> Iterator[None]:
 
 
 def _generators() -> Iterator[object]:
-    """Those of Python's and numpy's that a module has made for itself. (torch.Generator() has the same seed in each process.)"""
+    """Return the random generators of Python and NumPy that modules have made. (torch.Generator() has the same seed in each process.)"""
     kinds, known = [random.Random], []
     if (of_numpy := sys.modules.get("numpy.random")) is not None:
         kinds += [of_numpy.Generator, of_numpy.RandomState]

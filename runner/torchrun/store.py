@@ -42,7 +42,7 @@ os._exit(0)
 
 
 def serve_store(job: Job) -> None:
-    """On rank 0, serve the job's store on the held socket until the process ends, once. Called on all ranks."""
+    """Serve the job's store on rank 0's held socket until the process ends. All ranks call this; only the first call counts."""
     with _serving:
         has_served = _has_served.is_set()
         _has_served.set()

@@ -97,7 +97,7 @@ def accelerate_variables(job: Job) -> dict[str, str]:
 
 
 def _error_file() -> str:
-    """Where torch's ``@record`` leaves what it knows of an exception: a file that is not there yet; "" if there is no folder for it."""
+    """Return the path at which torch's ``@record`` writes an exception: a new file, or "" if there is no folder for it."""
     try:
         return os.path.join(tempfile.gettempdir(), f"torchelastic_{secrets.token_hex(8)}.json")
     except OSError:

@@ -71,7 +71,7 @@ def _fill_lists(name: str, metric: Any, run: Run) -> None:
 
 
 def _lists_of(metric: Any) -> dict[str, list[Tensor]]:
-    """Those of its states that are lists of tensors."""
+    """Return the metric's states that are lists of tensors."""
     return {
         key: state
         for key, state in getattr(metric, "metric_state", {}).items()

@@ -103,7 +103,7 @@ def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) ->
 
 @contextmanager
 def _evaluated(trainer: Trainer) -> Iterator[None]:
-    """In evaluation mode, and not compiled: from so few samples the compiler would learn the wrong shapes."""
+    """Run the model in evaluation mode, not compiled: from so few samples the compiler would learn the wrong shapes."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
         for module in trainer.model.modules()

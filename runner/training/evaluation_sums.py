@@ -79,7 +79,7 @@ class EvaluationSums:
     """Adds up this rank's batches. A task's metric is a function of (outputs, targets), or a torchmetrics.Metric."""
 
     def __init__(self, task: Task, run: Run) -> None:
-        """Of a task's evaluation. Metrics of torchmetrics begin anew."""
+        """Start the sums of a task's evaluation. Metrics of torchmetrics are reset."""
         self._task, self._run = task, run
         self._loss = [0.0, 0.0]
         self._classes = [0.0, 0.0, 0.0]  # right, predictions, batches without

@@ -42,7 +42,7 @@ class Finite:
                     self._since.setdefault(name, record)
 
     def what_is_odd(self) -> str:
-        """Which loss is not finite, since when; "" if the newest are. The same on all ranks with the same records."""
+        """Describe which loss is not finite, and since which step; return "" if the newest losses are finite. Equal on all ranks."""
         for name, record in self._since.items():
             loss = record.loss if name == "loss" else record.val_loss
             return f"the {name} is {loss} since step {record.step}, in epoch {record.epoch}"

@@ -30,7 +30,7 @@ class OwnLoop:
     """What a script has prepared, and its training once that has begun."""
 
     def __init__(self, run: Run, settings: Settings) -> None:
-        """Of a script's run, with its settings."""
+        """Start the own loop of a script's run, with the run's settings."""
         self._run, self._settings = run, settings
         self._models: dict[str, tuple[Model, Task]] = {}
         self._own: dict[str, Stateful] = {}

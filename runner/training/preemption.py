@@ -45,7 +45,7 @@ class Preempted(RunnerError):
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for after a step, or a batch of an evaluation."""
+    """A request that is looked at after a step, or after a batch of an evaluation."""
 
     saves: bool = False  # a checkpoint, as its time has come
     reason: str | None = None  # why the training is to save, and to end; None if it continues
@@ -93,7 +93,7 @@ class Preemption:
         self._asked = number
 
     def wish(self, *, now: bool = False) -> Wish:
-        """What is asked for. Collective: every rank calls it at the same moments of the training.
+        """Return the request of any rank. Collective: every rank calls this at the same moments of the training.
 
         Args:
             now: calls take another time from here on: the ranks agree at once, and in the next one. Otherwise they do at every so

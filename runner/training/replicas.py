@@ -28,7 +28,7 @@ class _Shard(NamedTuple):
 
 
 class Replicas:
-    """Which ranks have the same shard of a parameter, and whether it is the same there.
+    """A comparison of the parameters' shards among the ranks that have the same shard.
 
     Under ddp, zero1 and horovod each rank has all parameters. Of a sharded model the replicas (``--replicate``) have the same shards, and
     with ``--tp`` and ``--pp`` data-parallel ranks the same layers or shards of them. Two stages may have a tied parameter.
@@ -109,7 +109,7 @@ class Replicas:
 
 
 def _placements(parameter: Any) -> tuple[tuple[str, int, str], ...]:
-    """Which shard of a parameter this rank has; nothing if it has all of it."""
+    """Return the dimensions that shard a parameter, with this rank's index and placement; empty if the rank has all of it."""
     if not hasattr(parameter, "placements"):
         return ()
     mesh = parameter.device_mesh

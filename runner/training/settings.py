@@ -65,7 +65,7 @@ class Steps(NamedTuple):
 
 
 def steps(text: str) -> Steps:
-    """One step, or the first and the last."""
+    """Parse one step (``7``), or the first and the last (``3-7``)."""
     numbers = text.split("-")
     if all(number.isdecimal() for number in numbers) and len(numbers) <= 2 and 0 < int(numbers[0]) <= int(numbers[-1]):
         return Steps(int(numbers[0]), int(numbers[-1]))
@@ -92,10 +92,10 @@ class StepSettings(ParallelSettings):
         group="training",
         advanced=True,
     )
-    seed: int = option(0, "of weights and shuffling", parse=not_negative, group="training", changes=True)
+    seed: int = option(0, "random seed for weights and shuffling", parse=not_negative, group="training", changes=True)
     dtype: str | None = option(
         None,
-        "of the parameters and the inputs (default: the model's own)",
+        "type of the parameters and the inputs (default: the model's own)",
         choices=("float32", "float64"),
         group="training",
         advanced=True,
@@ -121,7 +121,7 @@ class StepSettings(ParallelSettings):
 
 
 def shared_in(given: Given, *names: str) -> dict[str, Any]:
-    """Of what a command line gives a workload these settings that all workloads share, and those of the job.
+    """Return the values that a command line gives these settings, which all workloads share, and the job's settings.
 
     Raises:
         UsageError: one is wrong.
@@ -179,13 +179,13 @@ class Settings(StepSettings):
     )
     save_every: Every = option(
         Every(1),
-        "2epochs, 500steps, 10min, or end: only after the last step",
+        "save a checkpoint this often: 2epochs, 500steps, 10min, or end, which means only after the last step",
         parse=every,
         metavar="N",
         shows="1epoch",
         group="checkpoints",
     )
-    keep: int = option(2, "of this run, the newest N", parse=positive, group="checkpoints")
+    keep: int = option(2, "keep this run's newest N checkpoints", parse=positive, group="checkpoints")
     weights: Path | None = option(
         None,
         "start from these weights, which `checkpoint export` has written",
@@ -205,16 +205,21 @@ class Settings(StepSettings):
         group="checkpoints",
         advanced=True,
     )
-    data: str = option("", "which data", group="data", changes=True)
-    data_dir: Path = option(Path("data"), "where data is kept", metavar="DIR", group="data")
+    data: str = option("", "name of the data", group="data", changes=True)
+    data_dir: Path = option(Path("data"), "folder of the data", metavar="DIR", group="data")
     workers: int = option(0, "data loader processes per rank", parse=not_negative, group="data")
     prefetch: int = option(
         2, "batches that each of the --workers reads ahead", parse=positive, metavar="N", group="data", advanced=True
     )
     metrics: Path = option(
-        None, "JSON lines", metavar="FILE", shows="metrics.jsonl in --checkpoint-dir", group="logging", advanced=True
+        None,
+        "write metrics to this file, as JSON lines",
+        metavar="FILE",
+        shows="metrics.jsonl in --checkpoint-dir",
+        group="logging",
+        advanced=True,
     )
-    log_every: int = option(20, "steps between lines written together", parse=positive, group="logging")
+    log_every: int = option(20, "write metrics every N steps", parse=positive, group="logging")
     logger: tuple[str, ...] = option(
         (),
         "also log to tensorboard[:DIR], mlflow[:URI], wandb[:[ENTITY/]PROJECT] or another package's logger; repeatable",
@@ -269,11 +274,11 @@ class Settings(StepSettings):
 
     @property
     def resume_from(self) -> Path:
-        """Where ``--resume`` looks: a checkpoint that was named, or the folder."""
+        """The path that ``--resume`` reads: the named checkpoint, or the checkpoint folder."""
         return self.checkpoint_dir if self.resume in (None, "", AUTO) else Path(str(self.resume))
 
     def for_ranks(self: T, data_ranks: int) -> T:
-        """As in ``StepSettings``; with ``scale_lr`` the learning rate is the scaled one."""
+        """Return the settings for so many data-parallel ranks, as ``StepSettings`` does; with ``scale_lr`` the learning rate is scaled."""
         if self.workers and (problem := no_room_for_sockets()):
             raise UsageError(f"--workers {self.workers}: {problem}", fix=SHORTER)
         found = super().for_ranks(data_ranks)

@@ -89,7 +89,7 @@ def _command(*packages: str) -> str:
 
 
 def _version(package: str) -> str:
-    """As it was installed: of a wheel from pip's own index without the local part that torch itself shows; "" if it was not."""
+    """Return a package's installed version (without the local part that torch itself shows); "" if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

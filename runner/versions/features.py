@@ -1,4 +1,4 @@
-"""Which torch each feature needs, and what an older one does instead. Imports no torch.
+"""The torch release that each feature needs, and what an older one does instead. Imports no torch.
 
 The floors were found by running every feature with torch 2.4.1, 2.6.0, 2.9.1, 2.12.1 and newer ones, by gloo on CPUs
 (docs/site/versions.md has the table). A floor lies between the newest release that fails and the oldest that works.
@@ -168,7 +168,7 @@ def need(*features: str, version: str | None = None, device: str = "cpu") -> Non
 
 
 def untried(*features: str, version: str, device: str) -> list[Feature]:
-    """Those of these features that are allowed on this type of device only because nobody has tried them there."""
+    """Return the features that are allowed on this type of device only because nobody has tried them there."""
     found = (FEATURES[name] for name in features if name in FEATURES)
     return [feature for feature in found if feature.shortfall(version) and not feature.shortfall(version, device)]
 
@@ -179,5 +179,5 @@ def lacking(version: str) -> list[Feature]:
 
 
 def number_of(release: Release) -> str:
-    """As people write it: 2.12."""
+    """Return a release as people write it: 2.12."""
     return ".".join(map(str, release[:2]))

@@ -1,4 +1,4 @@
-"""Where torch differs between the releases that the runner works with. Imports no torch at load.
+"""Differences between the torch releases that the runner works with. Imports no torch at load.
 
 Each entry names the release that makes it unnecessary, so that a higher floor (``features.py``) deletes lines here. What a release
 cannot do at all is refused by ``features.py``; here is what it does in another way.

@@ -1,4 +1,4 @@
-"""Which torch is installed, and whose GPUs it is built for: read from its files, as an import takes a second or more."""
+"""The installed torch's version, and the maker of the GPUs that it is built for. Read from files: an import takes a second or more."""
 
 from __future__ import annotations
 

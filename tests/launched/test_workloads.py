@@ -268,5 +268,8 @@ def test_a_workloads_help_shows_all_groups_once(turns: Turns) -> None:
         assert text.count(f"\n{title}\n") == 1
     for option in ("--epochs", "--checkpoint-dir", "--save-every", "--resume", "--device", "--backend"):
         assert option in text
-    assert "2epochs, 500steps, 10min, or end: only after the last step (default: 1epoch)" in " ".join(text.split())
-    assert "steps between lines written together (default: 20)" in " ".join(text.split())
+    assert (
+        "save a checkpoint this often: 2epochs, 500steps, 10min, or end, which means only after the last step (default: 1epoch)"
+        in " ".join(text.split())
+    )
+    assert "write metrics every N steps (default: 20)" in " ".join(text.split())

@@ -158,7 +158,7 @@ class Projection(nn.Linear):
 
 
 def _residual_std(config: LlamaConfig) -> float:
-    """Of what is added to the residual stream, twice per layer, so that its variance does not grow with depth (GPT-2)."""
+    """Return the standard deviation of the weights that write to the residual stream, so that its variance does not grow with depth (GPT-2)."""
     return 0.02 / math.sqrt(2 * config.num_hidden_layers)
 
 

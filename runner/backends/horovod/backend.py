@@ -25,7 +25,7 @@ class Horovod(Backend):
     patience = 15.0
 
     def unavailable_reason(self, job: Job) -> str:
-        """As for any backend; but if the job computes on GPUs this imports Horovod, and torch with it."""
+        """Return why Horovod cannot be used; "" if it can. If the job computes on GPUs this imports Horovod, and torch with it."""
         if without := job.topology.hosts_where("packages", lambda packages: "horovod" not in packages):
             where = f" on {', '.join(without)}" if len(without) < len(job.topology.hosts) else ""
             return f"it is not installed{where}: make horovod"

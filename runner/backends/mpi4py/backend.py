@@ -72,7 +72,7 @@ class MPIBackend(Backend):
         _open.add(self)
 
     def getBackendName(self) -> str:
-        """Its own name, also if it replaces another backend: torch's C++ treats a backend named gloo as gloo itself."""
+        """Return this backend's own name, even if it replaces another backend: torch's C++ treats a backend named gloo as gloo itself."""
         return "mpi4py"
 
     @property

@@ -1,4 +1,4 @@
-"""When a group's ranks make a blocking MPI call instead of a non-blocking one.
+"""The choice between a blocking and a non-blocking MPI call, which a group's ranks make together.
 
 Some MPIs have faster algorithms for the blocking call. But it cannot be given up while a rank is missing, it spins, and all
 ranks have to make the same call. So it is made only after all ranks have arrived and agreed on it in a small reduction. A

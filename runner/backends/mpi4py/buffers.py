@@ -50,7 +50,7 @@ def as_bytes(tensor: Tensor, ranks: int = 1) -> list[Any]:
 
 
 def as_parts(tensor: Tensor, sizes: Sequence[int]) -> list[Any]:
-    """The same, in parts of the given sizes in bytes, one for each rank."""
+    """Return the buffer in parts of the given sizes in bytes, one per rank."""
     if sum(sizes) <= LARGEST_COUNT:
         return [_memory(tensor), sizes, None, MPI.BYTE]
     unit = math.gcd(*sizes)

@@ -66,7 +66,7 @@ class Members:
                 self._store.set(f"waits/{self.ranks[self._own]}", str(self._told))
 
     def noticed(self, call: AwaitedCall) -> float:
-        """When it was noticed that a rank that a call needs has left (time.monotonic()); infinity if none has."""
+        """Return the time (time.monotonic()) at which a needed rank was noticed to have left; infinity if none has."""
         with self._asking:
             if time.monotonic() - self._asked > _ASKED_EVERY:
                 with contextlib.suppress(RuntimeError):

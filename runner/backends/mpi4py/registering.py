@@ -95,5 +95,5 @@ def _rename(names: Any, asked: str, served: str) -> None:
 
 
 def _torch_of(job: Job) -> str:
-    """Its version, the same on all ranks; "" where there is none."""
+    """Return torch's version, equal on all ranks; "" without torch."""
     return job.topology.records[0].torch

@@ -102,7 +102,7 @@ class Cores:
 
 
 class Backoff:
-    """One wait: call ``pause`` after each test without progress, and ``moved`` after progress."""
+    """The pauses of one wait: call ``pause`` after each test without progress, and ``moved`` after progress."""
 
     def __init__(self, core: Core) -> None:
         self._core, self.naps, self._long_looks = core, False, 0

@@ -1,4 +1,4 @@
-"""Which collective each rank has called last: a guard asks its worker, when the job hangs.
+"""The last collective of each rank, for which a guard asks its worker when the job hangs.
 
 A thread of the worker answers, so it does also while the program waits in a collective; not while something holds the GIL.
 """

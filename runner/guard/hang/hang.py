@@ -168,7 +168,7 @@ class Patience:
 
 
 class BusyRanks:
-    """Those whose workers may take longer than a step: who waits for them has not hung.
+    """The ranks whose workers may take longer than a step; a rank that waits for them has not hung.
 
     As rank 0's guard knows them in one attempt; on the others only whether this one is busy.
     """
@@ -196,7 +196,7 @@ class BusyRanks:
 
 
 class Hang:
-    """What is known about a hang: why ranks count as hung, and the stacks of all of them."""
+    """Facts about a hang: why ranks count as hung, and the stacks of all ranks."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Hang:
         return None
 
     def place(self) -> str:
-        """Where this worker is now."""
+        """Return the place at which this worker is now."""
         process, file = self._shown()
         frames = stacks.main_thread(stacks.take(process, file))
         in_kernel = "" if frames else stacks.place_in_kernel(process)
@@ -302,7 +302,7 @@ class Hang:
         hosts: Mapping[int, str | None] | None = None,
         present: Collection[int] | None = None,
     ) -> str:
-        """One line that names the ranks that others wait for, then the process groups in which ranks wait, and the stacks, equal ones once.
+        """Return one line that names the ranks that others wait for, then the process groups in which ranks wait, and the stacks, equal ones once.
 
         Args:
             present: the ranks that have not left; None: all.
@@ -345,7 +345,7 @@ class Hang:
 
 
 def _silent(ranks: list[int], hosts: Mapping[int, str | None], present: Collection[int] | None) -> list[str]:
-    """What is known of ranks whose guards have not answered, by host."""
+    """Describe the ranks whose guards have not answered, by host."""
     alike: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         what = "not answered" if present is None or rank in present else "ended"
@@ -356,7 +356,7 @@ def _silent(ranks: list[int], hosts: Mapping[int, str | None], present: Collecti
 
 
 def _on(ranks: Collection[int], hosts: Mapping[int, str | None]) -> str:
-    """Where ranks run, as far as it is known."""
+    """Describe where ranks run, as far as that is known."""
     names = list(dict.fromkeys(host for rank in ranks if (host := hosts.get(rank))))
     more = f" and {len(names) - _HOSTS} more" if len(names) > _HOSTS else ""
     return f" on host {', '.join(names[:_HOSTS])}{more}" if names else ""

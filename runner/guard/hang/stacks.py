@@ -135,7 +135,7 @@ def waits(frames: Sequence[Frame]) -> bool:
 
 
 def place(frames: Sequence[Frame]) -> str:
-    """Where a rank is: the collective and the program's line that called it, or the innermost line."""
+    """Return the place of a rank: the collective and the program's line that called it, or the innermost line."""
     if not frames:
         return "a place that it does not show"
     if not waits(frames):  # Python's own frames of an import do not say of what
@@ -147,7 +147,7 @@ def place(frames: Sequence[Frame]) -> str:
 
 
 def place_in_kernel(worker: int) -> str:
-    """Where a process waits that shows no stack, as one does for a file system that hangs; "" where that is not known (Linux)."""
+    """Return where a process without a stack waits, such as for a file system that hangs; "" if unknown (Linux)."""
     stat = process_stat(worker)
     if stat is None:
         return ""

@@ -51,7 +51,7 @@ Deliver: TypeAlias = Callable[[Sequence[tuple[int, Message]]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the hub is, and which rank asks."""
+    """The address of the hub, and the rank that connects."""
 
     host: str
     port: int
@@ -105,7 +105,7 @@ class Link:
         return own | (self._hub.present() if self._hub else set())
 
     def silent(self) -> set[int]:
-        """At the hub: the ranks of which it has not heard for two signs of life, as if their hosts cannot be reached."""
+        """Return, at the hub, the ranks whose hosts have missed two heartbeats."""
         return self._hub.silent() if self._hub else set()
 
     def tell(self, rank: int, message: Message) -> None:
@@ -235,13 +235,13 @@ class Link:
 
 
 def _for_rank(rank: int, told: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
-    """Those of these messages that concern a rank: not its own."""
+    """Return the messages that concern a rank, without its own."""
     for_rank_0 = () if rank == 0 else (ToHub, Left)
     return [(source, message) for source, message in told if source != rank and not isinstance(message, for_rank_0)]
 
 
 class _Hub:
-    """On rank 0's host: it passes messages on, and notices which hosts are gone."""
+    """The hub on rank 0's host: it passes messages on, and notices which hosts are gone."""
 
     def __init__(self, server: Server, outbox: queue.SimpleQueue[tuple[int, Message] | None], deliver: Deliver) -> None:
         self._server, self._outbox, self._deliver = server, outbox, deliver
@@ -259,7 +259,7 @@ class _Hub:
         return set().union(*list(self._ranks.values()))
 
     def silent(self) -> set[int]:
-        """Those of hosts that were not heard for two signs of life."""
+        """Return the ranks of hosts that have missed two heartbeats."""
         now = time.monotonic()
         late = [agent for agent, at in list(self._heard.items()) if now - at > 2 * _BEAT]
         return set().union(*(self._ranks.get(agent, set()) for agent in late))
@@ -336,7 +336,7 @@ class _Hub:
                 self._pass_on(rank, Gone(reason), agent)
 
     def _pass_on(self, rank: int, message: Message, from_agent: int = 0) -> None:
-        """To all agents but that of the rank, in this round."""
+        """Pass a message on to all agents but the rank's own, in this round."""
         if isinstance(message, Joined) or (isinstance(message, Left) and rank != 0):
             return
         if isinstance(message, Returned):
@@ -349,7 +349,7 @@ class _Hub:
         self._to_send.append((from_agent, text))
 
     def _send(self) -> None:
-        """What is to be passed on, to each agent at once."""
+        """Send each agent all messages that wait for it at once."""
         messages, self._to_send = self._to_send, []
         for agent in self._heard.keys() & self._server.ranks.keys() if messages else ():
             self._server.send(agent, *(text for source, text in messages if source != agent), within=_SENDING)

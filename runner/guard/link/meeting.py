@@ -23,7 +23,7 @@ _NAMED = 3  # ranks in a message
 
 
 class Meeting:
-    """Of one worker with the others. Those of this host that run another program will never come."""
+    """A worker's rendezvous with the others. Ranks of this host that run another program will never come."""
 
     def __init__(
         self, worker: Worker, patience: Patience, hang: Hang, words: Words, console: Console, watched: Watched

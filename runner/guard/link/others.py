@@ -13,7 +13,7 @@ _JUST = 5.0  # seconds in which a launcher ends a job for it
 
 
 class Others:
-    """Of one attempt."""
+    """What other ranks have reported during this attempt."""
 
     def __init__(self, words: Words, hosts: Mapping[int, str | None], console: Console) -> None:
         """``hosts``: of the ranks, as far as they are known."""

@@ -41,7 +41,7 @@ class Restarts:
 
 
 class Peers:
-    """As one rank's guard sees them; nobody before the first rendezvous, or where rank 0's guard cannot be reached."""
+    """The other ranks' guards as one guard sees them; none before the first rendezvous, or if rank 0's cannot be reached."""
 
     def __init__(self, rank: int, link: Link, events: Events, restarts: Restarts) -> None:
         """``link``: its agent's."""
@@ -64,16 +64,16 @@ class Peers:
 
     @property
     def silent(self) -> set[int]:
-        """On rank 0: the ranks from whose guards it has not heard for a while."""
+        """Return, on rank 0, the ranks whose guards have been silent for a while."""
         return self._link.silent() if self._has_joined else set()
 
     @property
     def others_present(self) -> set[int]:
-        """The same without this one."""
+        """Return the ranks whose guards are present, without this one."""
         return self.present - {self._rank}
 
     def known(self, met_at: float | None) -> set[int] | None:
-        """On rank 0 the ranks whose guards are on the link, once all have had the time to join it; otherwise None: all.
+        """Return, on rank 0, the ranks whose guards are on the link, once all have had the time to join; None means all.
 
         Args:
             met_at: when the rendezvous was complete.

@@ -118,7 +118,7 @@ class _Proxy:
 
 
 class Agent:
-    """Of one host."""
+    """The agent of one host."""
 
     def __init__(self, listener: socket.socket | None, first: socket.socket, make: Callable[[], Setup]) -> None:
         # What the launcher or a shell has opened for the elected rank: a worker alone has it, too.
@@ -311,14 +311,14 @@ class Agent:
         return self._importer is not None
 
     def _replace_importer(self, importer: Importer, why: str) -> None:
-        """What it has imported cannot be forked: the next one imports nothing ahead."""
+        """Replace an importer whose imports cannot be forked; the next one imports nothing ahead."""
         self._setup.import_per_rank(why)
         importer.connection.close()
         self._importer = None
         os.waitpid(importer.process, 0)  # it ends by itself, and has forked none
 
     def _lose_importer(self, importer: Importer) -> None:
-        """It has ended, and the kernel ends its workers with it."""
+        """Note the importer's end; the kernel ends its workers with it."""
         importer.connection.close()
         self._importer = None
         _, status = os.waitpid(importer.process, 0)

@@ -55,7 +55,7 @@ class Events:
         readable([self._messages], within)
 
     def signals(self) -> list[tuple[int, int, int]]:
-        """Those that have come since the last call: number, sender and si_code of each."""
+        """Return the signals since the last call: number, sender and si_code of each."""
         found = read(self._signals)
         return [event for event in EVENT.iter_unpack(found or b"") if event[0]]
 
@@ -80,7 +80,7 @@ class Events:
 
 
 def readable(sources: list[int], within: float) -> list[int]:
-    """Those of the file descriptors from which something can be read. (select() takes none above 1,023.)"""
+    """Return the file descriptors that can be read. (select() takes none above 1,023.)"""
     poll = select.poll()
     for source in sources:
         poll.register(source, select.POLLIN)

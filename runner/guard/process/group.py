@@ -86,7 +86,7 @@ def _end_group(group: int, grace: float) -> None:
 
 
 def _end_children(grace: float, importer: int, others: Collection[int]) -> None:
-    """The same where the worker is in the group of a terminal: end what it has left there, and no other rank's worker."""
+    """End what a worker has left in a terminal's process group, and no other rank's worker."""
     import psutil
 
     left = []

@@ -1,4 +1,4 @@
-"""What has to be equal for processes of a host to share one agent and one import of torch, as a text.
+"""A fingerprint of everything that must match before processes may share an agent and one import of torch.
 
 Whatever Python and torch read while they start is in it, and what a forked process cannot change afterwards. The variables by which
 launchers tell ranks apart are not.
@@ -57,7 +57,7 @@ def is_read_by_torch(name: str) -> bool:
 
 
 class Identity(NamedTuple):
-    """Of a process, as its launcher has started it.
+    """The fingerprint of a process as its launcher has started it.
 
     Attributes:
         launch: of ranks of this host that share an agent.
@@ -69,7 +69,7 @@ class Identity(NamedTuple):
 
 
 def identity() -> Identity:
-    """Of this process."""
+    """Return the fingerprint of this process."""
     words, common = sys.argv[1:], _common()
     # A process that no launcher has started shares with none: another job of the same shell may have the same words.
     own = os.getpid() if not any(name in os.environ for name in _RANKS) else 0
@@ -104,7 +104,7 @@ def _common() -> list[object]:
 
 
 def _control_group() -> object:
-    """Of the control group what takes effect: Slurm gives each task of a step its own, perhaps without limits of its own.
+    """Describe the effective limits of the control group: Slurm gives each task of a step its own, perhaps without limits.
 
     All that an agent forks is in its own group, and would share what that may use.
     """

@@ -35,7 +35,7 @@ _MOST_SAID = 1 << 16  # bytes
 
 
 class Work(Protocol):
-    """What is imported, and what workers do."""
+    """The importer's work: what it imports, and what its workers do."""
 
     def prepare(self) -> str:
         """Called in the importer, once. Returns why workers must not be forked of it after that, "" if they may."""
@@ -45,7 +45,7 @@ class Work(Protocol):
 
 
 class Importer:
-    """As the agent sees it. ``process`` is 0 where there is none."""
+    """The importer as the agent sees it. ``process`` is 0 if there is none."""
 
     def __init__(self, connection: socket.socket, process: int) -> None:
         self.connection, self.process = connection, process
@@ -147,7 +147,7 @@ def _serve(work: Work, connection: socket.socket, name: str) -> Lifeline | None:
 
 @contextlib.contextmanager
 def _said() -> Iterator[io.BytesIO]:
-    """What is printed in the block, such as warnings of an import, once it is over."""
+    """Collect what is printed in the block, such as warnings of an import."""
     content = io.BytesIO()
     with new_file() as file:
         before = [os.dup(stream) for stream in (1, 2)]

@@ -47,7 +47,7 @@ def end_of(process: int) -> int | None:
 
 
 def _end_by_looking(process: int) -> int | None:
-    """As ``end_of``, by a thread that looks every second."""
+    """Watch a process's end, as ``end_of`` does, by a thread that looks every second."""
     started = _start_of(process)
     if started is None:  # it cannot be seen (hidepid), which is not its end
         return None
@@ -63,7 +63,7 @@ def _end_by_looking(process: int) -> int | None:
 
 
 def _start_of(process: int) -> str | None:
-    """When a process was started, which tells it from a later one of its number; None if it has ended."""
+    """Return a process's start time, which tells it from a later one with its id; None if it has ended."""
     stat = process_stat(process)
     return None if stat is None or stat.has_ended else stat.started
 

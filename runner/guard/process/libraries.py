@@ -14,7 +14,7 @@ _inside: set[int] = set()  # the threads that are in such a call: one that hangs
 
 @contextmanager
 def in_library() -> Iterator[None]:
-    """For a thread: around a call into a library that has locks, such as NVML or the resolver."""
+    """Mark a thread's call into a library that has locks, such as NVML or the resolver."""
     with _CHANGE:
         _inside.add(threading.get_ident())
     try:

@@ -18,7 +18,7 @@ _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fi
 
 @dataclass(frozen=True)
 class WorkerMessage:
-    """It is written as a line of JSON."""
+    """A message of a worker, written as a line of JSON."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_message(line: bytes) -> WorkerMessage:
 
 
 class Lifeline:
-    """Where the worker tells, and reports its progress.
+    """The worker's connection to its guard: messages, and its progress.
 
     Attributes:
         port: at which rank 0's agent listens for the others; 0 on other ranks.

@@ -45,7 +45,7 @@ class Origin:
 
 
 def origin_of(message: dict[str, Any], descriptors: list[int]) -> Origin:
-    """From what a proxy has sent."""
+    """Return the origin that a proxy has sent."""
     return Origin(
         process=message["process"],
         parent=message["parent"],

@@ -80,7 +80,7 @@ def _warn_of_tracing() -> None:
 
 
 def agent_name() -> bytes:
-    """In the abstract namespace, of the agent that this process would share."""
+    """Return the name, in the abstract namespace, of the agent that this process would share."""
     return _name(identity().launch)
 
 

@@ -25,7 +25,7 @@ _ENDING = 30.0
 
 
 class Worker:
-    """One worker process. It gets a ``verdict``, its exit code, where that is known before its end."""
+    """A worker process. Its ``verdict`` is its exit code, if that is known before its end."""
 
     def __init__(self, child: Child, rendezvous_timeout: float) -> None:
         """``rendezvous_timeout``: seconds until its rendezvous must be complete."""
@@ -53,7 +53,7 @@ class Worker:
 
     @property
     def process(self) -> int:
-        """Its number; 0 until it is forked."""
+        """The process id; 0 until the worker is forked."""
         return self._child.process
 
     def has_begun(self) -> bool:
@@ -66,7 +66,7 @@ class Worker:
         return True
 
     def received(self) -> list[WorkerMessage]:
-        """What it has told since the last call."""
+        """Return the worker's messages since the last call."""
         while chunk := read(self.messages):
             self._received += chunk
         self.is_silent = chunk == b""
@@ -80,7 +80,7 @@ class Worker:
             self._deadline = None
 
     def has_failed(self, message: Fails) -> None:
-        """It is about to end by itself."""
+        """Note that the worker is about to end by itself."""
         self.has_said = True
         self.verdict, self.is_everywhere, self.traceback = message.code, message.everywhere, message.traceback
         self.said_signal = message.signal

@@ -33,7 +33,7 @@ class Workers:
         return bool(self._asked)
 
     def processes(self) -> set[int]:
-        """Of those that were forked."""
+        """Return the process ids of the workers that were forked."""
         with self._lock:
             return {child.process for _, child, *_ in self._workers.values() if child.process}
 
@@ -54,7 +54,7 @@ class Workers:
             self._forget(number)
 
     def _withdraw(self, number: int) -> bool:
-        """The same, if it was not asked for yet. Returns whether that is so. Called in a rank's thread."""
+        """Withdraw a fork that the importer was not asked for yet. Return whether that was so. Called in a rank's thread."""
         with self._lock:
             return number in self._asked and self._forget(number) is not None
 

@@ -70,7 +70,7 @@ class Console:
 
     @property
     def _errors(self) -> int | None:
-        """Where the rank's errors go; None if it was started without."""
+        """The descriptor of the rank's standard error; None if it was started without one."""
         return self._output.ends.get(2, self._origin.descriptors.get(2))
 
     def _line(self, text: str, is_named: bool) -> str:

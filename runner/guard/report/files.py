@@ -14,7 +14,7 @@ _LEFT_OUT = b"\nrunner: the file system did not answer; some output is left out\
 
 
 class Files:
-    """What is to be written waits until the thread comes to it."""
+    """A thread that writes files, so that nobody waits for a file system."""
 
     def __init__(self, complain: Callable[[str], None] | None) -> None:
         """``complain``, if it is given, is called with the first error, once."""

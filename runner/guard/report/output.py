@@ -98,7 +98,7 @@ class RankOutput:
 
 
 class _Stream:
-    """One of the two. ``shown`` is where it went before, ``end`` that of the pipe which the guard reads."""
+    """Standard output or error. ``shown`` is where it went before, ``end`` the end of the pipe that the guard reads."""
 
     def __init__(self, number: int, shown: int, path: Path | None, prefix: bytes) -> None:
         self.number, self.shown, self.path, self._prefix = number, shown, path, prefix

@@ -23,7 +23,7 @@ _NAME = re.compile(r"rank-(\d+)\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What is written. None: unknown. Times are Unix times by the clock of the rank's host."""
+    """The state of a rank as its file has it. None: unknown. Times are Unix times by the clock of the rank's host."""
 
     rank: int
     size: int | None = None
@@ -54,7 +54,7 @@ class RankState:
     lost: int | None = None  # the rank whose guard went first
 
     def content(self) -> dict[str, Any]:
-        """Of the file."""
+        """Return the content of the file."""
         return {"format": FORMAT} | asdict(self)
 
     @property
@@ -98,7 +98,7 @@ def parse(rank: int, text: str) -> RankState:
 
 
 def _text(value: object) -> str | None:
-    """In one line, without what a terminal would obey: an error message may have colours."""
+    """Return a text as one line without control characters: an error message may have colours."""
     if not isinstance(value, str):
         return None
     return " ".join("".join(letter if letter.isprintable() else " " for letter in value).split())

@@ -1,4 +1,4 @@
-"""One rank's record: who and where it is, with which software, and what it is to run."""
+"""The record of one rank: its number and host, its software, and the target that it runs."""
 
 from __future__ import annotations
 

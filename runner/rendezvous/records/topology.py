@@ -1,4 +1,4 @@
-"""Which rank runs on which host, as their records show; never computed from a number of ranks per host."""
+"""The hosts of the ranks, read from their records; never computed from a number of ranks per host."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SLACK = 5.0
 
 
 class ControlChannel:
-    """One rank's side of the channel. All ranks call ``gather`` in the same order, with the same topics."""
+    """A rank's side of the channel. All ranks call ``gather`` in the same order, with the same topics."""
 
     def __init__(self, rank: int, size: int, endpoint: Endpoint, purpose: str) -> None:
         """Connect to rank 0, or wait for all others there.

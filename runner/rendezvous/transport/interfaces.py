@@ -67,7 +67,7 @@ def is_virtual(interface: str) -> bool:
 
 
 def absent_interfaces(environment: Mapping[str, str]) -> list[str]:
-    """Those that ``GLOO_SOCKET_IFNAME`` names and this host does not have. (What NCCL is given are beginnings of names.)"""
+    """Return the interfaces that ``GLOO_SOCKET_IFNAME`` names and this host lacks. (NCCL takes beginnings of names.)"""
     import psutil
 
     wanted = [name for name in environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]

@@ -1,4 +1,4 @@
-"""Which file of a checkpoint has which part of a tensor: read once, on rank 0, and small enough to be sent to all ranks."""
+"""An index of the tensors' parts in a checkpoint's files: rank 0 reads it once; it is small enough to be sent to all ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Place = tuple[slice, ...]
 
 
 class Stored(NamedTuple):
-    """Where a tensor is.
+    """The place of a tensor in a checkpoint.
 
     Attributes:
         kind: safetensors' name of its type.

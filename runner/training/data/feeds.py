@@ -1,4 +1,4 @@
-"""Which of the data each rank takes, and by which processes it is read."""
+"""The choice of each rank's part of the data, and of the processes that read it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Collate = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """By which processes data is read: what torch's ``DataLoader`` takes by the same names."""
+    """Settings of the processes that read data, named as torch's ``DataLoader`` names them."""
 
     num_workers: int = 0
     prefetch_factor: int | None = None

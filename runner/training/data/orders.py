@@ -1,4 +1,4 @@
-"""Which samples each rank reads in which step. The order of all ranks together does not depend on how many there are."""
+"""The samples that each rank reads in each step. The order of all ranks together does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class DrawnOrder:
         self._step = max(each, 1) * self._ranks
 
     def steps(self, used: int) -> int | None:
-        """As in the other order; None if the sampler has no length."""
+        """Return the steps that are left, as ``ShuffledOrder`` does; None if the sampler has no length."""
         if not isinstance(self._sampler, Sized):
             return None
         left = len(self._sampler) - used // self._times

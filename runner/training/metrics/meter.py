@@ -23,7 +23,7 @@ from runner.training.run import Run
 
 
 def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
-    """What is logged, as a scalar on the device.
+    """Return a logged value as a scalar tensor on the device.
 
     Raises:
         UsageError: it is no real number.
@@ -145,7 +145,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class _Names:
-    """Which numbers were noted in which step. They have to be the same on all ranks, as they are added up one by one."""
+    """The names of the numbers that were noted in each step. They must be equal on all ranks, because the numbers are reduced in this order."""
 
     text: str
 

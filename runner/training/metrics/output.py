@@ -109,7 +109,7 @@ def _metrics_of(saved: Saved, options: Settings) -> list[str]:
 
 
 def _places_of_metrics(checkpoint: Path, options: Settings) -> list[Path]:
-    """Where the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4 and metrics.1.jsonl)."""
+    """Return the paths at which the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4, metrics.1.jsonl)."""
     if _goes_on(checkpoint, options.checkpoint_dir):
         return [options.metrics]
     folder = checkpoint.resolve().parent

@@ -142,7 +142,7 @@ def _table(ranks: list[Shares], chosen: range) -> str:
 
 
 def _content(ranks: list[Shares], chosen: range) -> dict[str, Any]:
-    """The same for a program: milliseconds per step."""
+    """Return the shares as data for programs: milliseconds per step."""
 
     def per_step(microseconds: float) -> float:
         return microseconds / 1e3 / len(chosen)

@@ -17,7 +17,7 @@ _BEAT_ELSEWHERE = 60.0
 
 
 class ProgressDisplay(Protocol):
-    """Where progress is shown."""
+    """A display of the training's progress."""
 
     def step(self, epoch: int, step: int, loss: float | None) -> None:
         """A step of this epoch (the first is 1) is done; the loss is the last one known."""

@@ -1,4 +1,4 @@
-"""What is known of each step of a training, and the file of it: JSON lines."""
+"""The record of each step of a training, and its file of JSON lines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StepRecord:
         return {**{name: value for name, value in vars(self).items() if name != "more"}, **self.more}
 
     def values(self) -> dict[str, float]:
-        """Those that are known, by name."""
+        """Return the known values, by name."""
         return {name: value for name, value in self.entries().items() if name != "step" and value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Which rank keeps the others waiting, from the time that each needs by itself in a step: no collective of its own."""
+"""Detection of the rank that keeps the others waiting, by each rank's own time in a step. It needs no collective of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANKS = 1 << 24  # more than there are
 
 
 class Times(NamedTuple):
-    """What is known about the ranks' times, in seconds.
+    """Facts about the ranks' times, in seconds.
 
     Attributes:
         longest: that of ``rank``.
@@ -59,7 +59,7 @@ class Pace:
         self.data = time.perf_counter() - self._began
 
     def end(self, ready: float | None) -> None:
-        """It is done. ``ready``: when the rank's own part of it was (time.perf_counter()), if that is known."""
+        """Note the end of a step. ``ready``: the end of the rank's own part of the step (time.perf_counter()), if known."""
         if ready is None or not self._is_watched:
             return
         self.newest = ready - self._began

@@ -1,4 +1,4 @@
-"""What this process takes of its host and its GPU, for the metrics."""
+"""Memory and processor time of this process, and use of its GPU, for the metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERVAL = 1.0  # seconds
 
 @dataclass(frozen=True)
 class Usage:
-    """At the time of reading; None where it is not known."""
+    """Resources in use at the time of reading; None if unknown."""
 
     cpu: float | None = None  # percent of a core, since the last reading
     memory: int | None = None  # bytes
@@ -32,7 +32,7 @@ class UsageReader:
         self._process.cpu_percent()  # the next call gives what was used since this one
 
     def read(self) -> Usage:
-        """What is used now; nothing is known within a second of the last reading."""
+        """Return what is in use now. Within a second of the last reading all values are None."""
         now = time.monotonic()
         if now - self._read_at < _INTERVAL:
             return Usage()
