@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """What a rank reports about a backend; ``problem`` if it is installed but does not work."""
+    """A rank's report about a backend; ``problem`` if it is installed but does not work."""
 
     text: str
     problem: str = ""
@@ -57,7 +57,7 @@ class Backend:
         return ""
 
     def remark(self, job: Job) -> str:
-        """What the user should know if it is used because ``--backend`` asked for it; "" for nothing."""
+        """Return a remark for a user who asked for this backend by ``--backend``; "" for nothing."""
         return ""
 
     def prepare(self, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""What other packages add: their entry points, by group (``runner.launchers``, ``runner.backends``, …)."""
+"""Entry points of other packages, by group (``runner.launchers``, ``runner.backends``, …)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def extensions(group: str) -> Sequence[EntryPoint]:
 
 
 def load_extension(point: EntryPoint, kind: type[T], make: Callable[[Any], Any] = lambda loaded: loaded) -> T:
-    """What an entry point names, or what ``make`` makes of it.
+    """Return the object that an entry point names, or what ``make`` makes of it.
 
     Raises:
         UsageError: it does not load, or is not of this kind.

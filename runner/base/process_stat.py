@@ -1,4 +1,4 @@
-"""What the kernel says of another process (Linux). Without psutil, which takes 50 ms to import and twice as long per reading."""
+"""The kernel's facts about another process (Linux). Without psutil, which takes 50 ms to import and twice as long per reading."""
 
 from __future__ import annotations
 

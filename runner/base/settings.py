@@ -111,7 +111,7 @@ class DeclaredSetting:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in the help."""
+        """The placeholder of the value in the help."""
         if self.about.metavar or not self.about.choices:
             return self.about.metavar or _LETTERS.get(self.type, "TEXT")
         return f"{{{','.join(self.choices)}}}"
@@ -200,7 +200,7 @@ def _settings_in(kind: Any) -> dict[str, DeclaredSetting]:
 
 
 def _floor(kind: type, name: str) -> int:
-    """Where a class declares a field first: nearer bases, which are more special, come first, and the class itself last."""
+    """Return the place of the class that declares a field: nearer bases, which are more special, come first, the class itself last."""
     floors = [floor for floor, base in enumerate(kind.__mro__) if name in inspect.get_annotations(base)]
     return max(floors) or len(kind.__mro__)
 
@@ -265,7 +265,7 @@ def not_an_option(**default: Any) -> Any:
 
 
 def _about(kind: type, one: Field[Any]) -> Option:
-    """What the class says of a field, over what its bases say."""
+    """Return the class's description of a field, merged over those of its bases."""
     said: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         there = base.__dict__.get("__dataclass_fields__", {}).get(one.name)

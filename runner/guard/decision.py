@@ -1,4 +1,4 @@
-"""What the end of a rank's worker means: a decision from the facts that its guard knows, without a clock, input or output.
+"""The decision about the end of a rank's worker: a function of the facts that its guard knows, without a clock, input or output.
 
 A guard decides again after each of its waits, with what it has heard meanwhile. ``waits_for`` is None in the last decision.
 """
@@ -20,7 +20,7 @@ _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
 class Awaited(enum.Enum):
-    """What may change a decision, so that a guard waits for it."""
+    """A fact that may change a decision, so that a guard waits for it."""
 
     CAUSE = enum.auto()  # why the worker has left without a word: its MPI may have ended it for another rank
     HANG_REPORT = enum.auto()  # rank 0's guard makes it
@@ -89,7 +89,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a guard does about the end of its worker."""
+    """The guard's reaction to the end of its worker."""
 
     code: int  # the exit code of this rank
     message: str  # to be printed with the rank's name, "" for nothing
@@ -107,7 +107,7 @@ class Decision:
 
 
 def decide(facts: Facts) -> Decision:
-    """What the worker's end means."""
+    """Decide what the worker's end means."""
     end, own = facts.end, _own_end(facts)
     code = _code_in_the_job(own.code, facts)
     message = "" if facts.has_spoken else own.message or _silent_message(own, facts)
@@ -133,7 +133,7 @@ def decide(facts: Facts) -> Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnEnd:
-    """What the worker's end would mean if there were no other ranks."""
+    """The meaning of the worker's end if there were no other ranks."""
 
     code: int
     message: str = ""

@@ -102,6 +102,6 @@ class Guard:
             self._watch.files.close(_WRITING)
 
     def _conclude(self, status: int | None) -> Decision:
-        """What the end means. ``status``: as waitpid() returns it; None: not even SIGKILL has ended the worker."""
+        """Conclude what the worker's end means. ``status``: as waitpid() returns it; None: not even SIGKILL has ended the worker."""
         end = self._watch.attempt.end(status, self._watch.signals.passed_on)
         return Ending(self._watch, self._words, end).conclude()

@@ -1,4 +1,4 @@
-"""What a guard is told: the texts that it prints, and what it watches."""
+"""Settings of a guard: the texts that it prints, and what it watches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What the guard watches beside its worker's end."""
+    """The limits and events that the guard watches beside its worker's end."""
 
     rendezvous_timeout: float  # seconds
     hang_after: float = 0.0  # seconds without progress; 0: forever

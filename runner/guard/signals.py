@@ -21,7 +21,7 @@ _ASK_TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Signals:
-    """What has been passed on, and what the worker gets time for."""
+    """The signals that were passed on, and the time that the worker gets for each."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a guard sees and hears while its worker runs: from the worker, the launcher and the other guards."""
+"""The watch of a running worker: reports of the worker, the launcher and the other guards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after
 
 
 class OnHost(NamedTuple):
-    """What the guard of a rank has of its host.
+    """The parts of the host's agent that a rank's guard uses.
 
     Attributes:
         importer: the process of which workers are forked (0: there is none), and the file for its stack.

@@ -15,7 +15,7 @@ from runner.launch.launchers import Launcher
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What a rank uses."""
+    """The device, cores and threads of a rank."""
 
     device: str  # cpu, cuda, xpu
     device_index: int | None  # among the GPUs that this rank sees

@@ -1,4 +1,4 @@
-"""What a process may use of its host, as it sees it itself: cores, threads, GPUs."""
+"""The cores, threads and GPUs of its host that a process may use, as it sees them itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.versions.torch_build import torch_build
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one rank may use, as it sees it itself: plain data, part of its record.
+    """The resources that one rank may use, as it sees them itself: plain data, part of its record.
 
     ``cores`` are the cores it may run on, as Linux lists them (``0-3,8``); ``host_cores`` how many the host has; ``quota`` the CPU time a
     container allows, in cores; ``gpus`` one name per visible GPU, the same name for the same GPU; ``gpu_device`` torch's

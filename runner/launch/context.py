@@ -1,4 +1,4 @@
-"""What a process knows about its launch: launcher, rank, size, local rank, each with its source."""
+"""A process's facts about its launch: launcher, rank, size, local rank, each with its source."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _SCRIPT_STARTERS = frozenset({"salloc", "slurmstepd", "pbs_mom", "qsub", "sbatch
 
 
 def starter_of_copies(context: LaunchContext) -> str:
-    """What started this process, which has no rank, as one of several, with the sign of it; "" if there is no such sign.
+    """Return the program that started this process, which has no rank, as one of several, with the sign of it; "" if there is no such sign.
 
     A batch script may start one process, and a person may start one in a shell: these are none.
     """

@@ -21,7 +21,7 @@ from runner.base.extensions import extensions, load_extension
 
 
 class Kind(enum.Enum):
-    """What starts the ranks."""
+    """The kind of program that starts the ranks."""
 
     AGENT = "a process per host that the user or another launcher has started, such as torchrun"
     MPI = "an MPI's mpirun"

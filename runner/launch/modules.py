@@ -49,7 +49,7 @@ def import_workload(name: str) -> ModuleType:
 
 
 def _hiding(place: str, name: str) -> str:
-    """What a user is told whose module in this folder hides one of ours; "" where it does not."""
+    """Return a warning if a user's module in this folder hides one of ours; else ""."""
     path, ours = _file_in(place, name), _file_in(_OURS, name)
     if path is None or ours is None or path.samefile(ours):
         return ""

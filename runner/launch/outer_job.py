@@ -1,4 +1,4 @@
-"""What a process in a job inherits from it, and must not hand on to a job that it submits or a launcher that it starts.
+"""Variables that a process inherits from its job, and must not hand on to a job that it submits or a launcher that it starts.
 
 sbatch and bsub give the new job the variables of their caller, and srun takes options that were not given from variables:
 under the SLURM_CPU_BIND of the step in which a job was submitted all ranks of the job are bound to that step's cores.

@@ -34,7 +34,7 @@ def refuse_other_parts(parent: int, own: Sequence[str], environment: Mapping[str
 
 
 def _other_command_lines(parent: int, job: list[bytes]) -> Iterator[list[str]]:
-    """What stands after ``-m runner`` in the processes of the same parent and job."""
+    """Return the words after ``-m runner`` of the processes of the same parent and job."""
     seen = set[tuple[bytes, ...]]()
     for file in glob(f"/proc/{parent}/task/*/children"):
         with contextlib.suppress(OSError), open(file, encoding="ascii") as children:

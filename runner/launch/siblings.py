@@ -35,7 +35,7 @@ class Siblings(NamedTuple):
 
 
 def siblings_of(context: LaunchContext) -> Siblings:
-    """What the other ranks of this host run.
+    """Find the ranks of this host that run another program.
 
     Nothing is found where the launcher's process is not above this one, or this process was not started by the runner's name.
     """

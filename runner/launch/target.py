@@ -33,7 +33,7 @@ AS_MODULE, AS_CODE, NO_PYTHON = "-m", "-c", "--no-python"
 
 
 class Target(NamedTuple):
-    """What to run.
+    """The target of a command line.
 
     Attributes:
         name: as the user has named it; of code, its text.

@@ -40,7 +40,7 @@ def margin(left: float, asked: float | None) -> float:
 
 
 def _in_variables(environment: Mapping[str, str], passed: float) -> float | None:
-    """What variables say: those of Slurm after 22.05 (SLURM_JOB_END_TIME, seconds since 1970).
+    """Return the time left by variables: those of Slurm after 22.05 (SLURM_JOB_END_TIME, seconds since 1970).
 
     TORQUE has PBS_WALLTIME, the seconds of the whole job; it does not say when it began.
     """
@@ -52,7 +52,7 @@ def _in_variables(environment: Mapping[str, str], passed: float) -> float | None
 
 
 def _answer(environment: Mapping[str, str]) -> float | None:
-    """What Slurm answers; None if the job has no time limit, or is no job of Slurm's."""
+    """Return the time left by Slurm's answer; None if the job has no time limit, or is no job of Slurm's."""
     if not (job := environment.get("SLURM_JOB_ID")):
         return None
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]

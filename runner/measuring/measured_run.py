@@ -51,7 +51,7 @@ class StepsWanted:
 
 @dataclass(kw_only=True)
 class StepsSeen:
-    """What a rank has seen.
+    """The measurements of a rank.
 
     Attributes:
         asked: how many steps were to be timed.
@@ -233,7 +233,7 @@ def _is_joined() -> bool:
 
 
 def _facts_of(job: Job) -> dict[str, Any]:
-    """With what was measured."""
+    """Return the versions, device and launcher of the run."""
     record, device = job.topology.records[0], job.placement.device
     if device != "cpu":
         import torch

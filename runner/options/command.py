@@ -48,7 +48,7 @@ FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a command line gives a workload, as far as it is known before the workload is loaded.
+    """The part of a command line that is a workload's, as far as it is known before the workload is loaded.
 
     Attributes:
         words: all of it.
@@ -116,7 +116,7 @@ class Request:
 
 
 def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: str = "") -> Given:  # it is not changed
-    """What the words after a workload's name give.
+    """Parse the words after a workload's name.
 
     Args:
         before: values of options before the name, which those after it override.

@@ -1,4 +1,4 @@
-"""What a run is, for whoever reads its folders later: ``run.json``, in the one of ``--log-dir`` and in that of the checkpoints."""
+"""The file ``run.json`` describes a run to later readers of its folders; it is in ``--log-dir`` and beside the checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard is told about this job: the texts that it prints, what it watches, and where the other ranks' guards are."""
+"""Settings of this job's guards: the texts that they print, what they watch, and the address of their link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCRIPT_SAVES = 30.0  # seconds from SIGTERM, of which a script is told, until i
 
 
 def guard_words(context: LaunchContext, request: Request, way: RendezvousMethod) -> Words:
-    """What the guard prints about the worker."""
+    """Return the texts that the guard prints about the worker."""
     return Words(
         label=context.label,
         rank=context.rank.value,

@@ -60,7 +60,7 @@ _SMALL = ("psutil", "pynvml", "encodings.idna")
 
 
 class Launch:
-    """What the ranks of a host have in common, known to its agent and to their workers."""
+    """The launch that the ranks of a host have in common, known to its agent and to their workers."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Read the command line; what is wrong with it is told each rank."""
@@ -91,7 +91,7 @@ class Launch:
         return self._problem is None and not self._per_rank
 
     def rank(self, origin: Origin) -> tuple[Words, Watched]:
-        """What the guard of a rank prints and watches.
+        """Return the texts that a rank's guard prints, and what it watches.
 
         Raises:
             Refused: the launch is wrong.

@@ -23,7 +23,7 @@ _LAST_STEP = 64  # after which rank 0 looks no more; it looks at steps that are 
 
 
 class _Look:
-    """What one rank has seen so far."""
+    """The batches that one rank has seen so far."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -76,7 +76,7 @@ def _import(
     wanted: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    """What an ``import`` in such a module does."""
+    """Import as an ``import`` statement in such a module does."""
     if name.partition(".")[0] != _NAME:
         return __import__(name, names, local, wanted or (), level)
     module = own_module(name)

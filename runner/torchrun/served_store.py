@@ -89,7 +89,7 @@ def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Se
 
 
 def _of_own_group(served: Served, store: Any, rank: int, size: int) -> tuple[Any, int, int]:
-    """What a process that a rank has started gets, at the job's address: the rank's place, or a place in a group of such processes.
+    """Return the store that a process started by a rank gets at the job's address: the rank's place, or a place in a group of such processes.
 
     Raises:
         RuntimeError: several ranks have started such processes, which would all meet there.

@@ -294,7 +294,7 @@ def _set_numpy(_: ModuleType) -> None:
 
 
 def _threads(names: Sequence[str]) -> int:
-    """What the first of these variables says, as OpenMP reads it; else the cores of this process."""
+    """Return the number of threads by the first of these variables, as OpenMP reads it; else the cores of this process."""
     for name in names:
         text = os.environ.get(name, "").partition(",")[0].strip()
         if text.isdecimal() and int(text) > 0:

@@ -1,1 +1,1 @@
-"""What a workload needs: options, the run it is part of, and the loop."""
+"""Modules for workloads: settings, the run, and the training loop."""

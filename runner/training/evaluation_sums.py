@@ -1,4 +1,4 @@
-"""What an evaluation adds up: loss, accuracy and the task's metrics, exactly over all samples of all ranks."""
+"""The sums of an evaluation: loss, accuracy and the task's metrics, exact over all samples of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runner.training.run import Run
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation has found, of all test data.
+    """The result of an evaluation, over all test data.
 
     Attributes:
         accuracy: None if there are no classes to count: see ``hits``.

@@ -27,7 +27,7 @@ from runner.training.workload import check_output
 
 
 class OwnLoop:
-    """What a script has prepared, and its training once that has begun."""
+    """The models that a script has prepared, and its training once that has begun."""
 
     def __init__(self, run: Run, settings: Settings) -> None:
         """Start the own loop of a script's run, with the run's settings."""

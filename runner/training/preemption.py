@@ -52,7 +52,7 @@ class Wish:
 
 
 class Preemption:
-    """What all ranks are asked for. Made by ``listening``."""
+    """Requests to all ranks to save or to end. Made by ``listening``."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ Rate = Callable[[int], float]  # step, from 0 → factor of the learning rate
 
 @raised_on_all_ranks()
 def rate_of(task: Task, total: int | None) -> Rate | None:
-    """What the task says of the learning rate; None if it is constant.
+    """Return the task's schedule of the learning rate; None if it is constant.
 
     Args:
         total: steps of the whole training; None if that is not known.

@@ -18,7 +18,7 @@ from runner.training.run import Run
 
 
 class _Shard(NamedTuple):
-    """What a rank has of a parameter. Shards that are equal in this are equal in their values, too."""
+    """A rank's part of a parameter. Shards that are equal in this are equal in their values, too."""
 
     name: str
     tensor: int  # the rank's index among the tensor-parallel ones: these do not exchange the gradients of what they all have

@@ -1,4 +1,4 @@
-"""What a script or a workload knows about its job, and how it trains: by the runner's loop, or by its own."""
+"""The run of a script or a workload: its job, and its training by the runner's loop or by its own."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def example_of(run: Run, task: Task, options: StepSettings) -> Any:
 
 
 def _facts(task: Task, options: StepSettings, lengths: Mapping[str, int | None], steps: int | None) -> Facts:
-    """What has to be equal on all ranks, by what it is called."""
+    """Return the facts that must be equal on all ranks, by name."""
     found: Facts = {}
     for name in ("training", "test"):
         length = lengths.get(name, "no")
@@ -148,7 +148,7 @@ def _plan(plan: Plan) -> str:
 
 
 def _differences(everyone: list[Facts]) -> list[str]:
-    """What differs, with the values and their ranks."""
+    """Describe what differs, with the values and their ranks."""
     found = []
     for name in dict.fromkeys(name for facts in everyone for name in facts):
         ranks: dict[str, list[int]] = {}

@@ -47,7 +47,7 @@ def problem_of(package: str, needed_by: str) -> UsageError | None:
 
 
 def missing_here(error: BaseException) -> UsageError | None:
-    """What an error says if one of the runner's own imports has found no such package."""
+    """Return a one-line error if one of the runner's own imports has found no such package; else None."""
     if isinstance(error, ModuleNotFoundError) and error.name in _OWN:
         *_, (importer, _) = traceback.walk_tb(error.__traceback__)
         if importer.f_globals["__name__"].startswith(("runner.", "workloads.")):

@@ -14,7 +14,7 @@ from runner.versions.torch_build import Release, release_of, torch_build
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """What a torch older than its floor is not asked to do.
+    """A feature that a torch older than its floor does not serve.
 
     Attributes:
         name: as messages and the documentation call it.
@@ -174,7 +174,7 @@ def untried(*features: str, version: str, device: str) -> list[Feature]:
 
 
 def lacking(version: str) -> list[Feature]:
-    """What a torch of this version does not do on CPUs."""
+    """Return the features that a torch of this version does not serve on CPUs."""
     return [feature for feature in FEATURES.values() if feature.shortfall(version)]
 
 

@@ -38,7 +38,7 @@ NO_OUTPUTS: dict[str, Any] = {"return_outputs": False} if _RELEASE >= (2, 10, Tr
 
 
 def in_order(ranks: Sequence[int]) -> dict[str, Any]:
-    """What keeps a new group's ranks in this order. 2.12: before it there is no way, and ranks that ascend need none."""
+    """Return the argument that keeps a new group's ranks in this order. 2.12: before it there is no way, and ranks that ascend need none."""
     return {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
 
 

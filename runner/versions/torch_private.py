@@ -1,4 +1,4 @@
-"""What the runner uses of torch that is not public: all of it, and what could take its place. Imports no torch at load.
+"""All uses of torch's private names, and what could take their place. Imports no torch at load.
 
 With each new torch, read this file first. Unless an entry says otherwise, it has worked with torch 2.4.1 to 2.14, as far as those have
 the feature that needs it (``features.py``; docs/site/versions.md has what was run). A function has an underscored name of torch in its body.
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def recorded_calls() -> Iterator[dict[str, Any]]:
-    """What torch's flight recorders have, the oldest call of each first. Instead: none in the process itself."""
+    """Return the calls in torch's flight recorders, the oldest of each first. Instead: none in the process itself."""
     c10d = import_module(C10D)
     for recorder in _RECORDERS:
         dump = getattr(c10d, recorder, None)
@@ -113,7 +113,7 @@ def process_group_named(name: Any) -> Any:
 
 
 def rendezvous_handlers() -> dict[str, Callable[..., Iterator[Any]]]:
-    """By a URL's scheme, what makes a store for ``init_process_group()``; it may be changed.
+    """Return the makers of a store for ``init_process_group()``, by URL scheme; the dict may be changed.
 
     torch.distributed.rendezvous is imported. Instead: register_rendezvous_handler(), which replaces none that is there.
     """
@@ -180,7 +180,7 @@ def end_record(record: Any) -> None:
 
 
 def profiler_settings(**settings: Any) -> Any:
-    """For ``torch.profiler.profile(experimental_config=)``. Instead: none."""
+    """Return a value for ``torch.profiler.profile(experimental_config=)``. Instead: none."""
     import torch
 
     return torch._C._profiler._ExperimentalConfig(**settings)
@@ -275,7 +275,7 @@ def multiply(tensors: list[Tensor], factor: float) -> None:
 
 
 def overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-    """For each device whether the scaler has found a gradient that is not finite; it may be changed. Instead: none."""
+    """Return, per device, whether the scaler has found a gradient that is not finite; the dict may be changed. Instead: none."""
     flags: Any = scaler._found_inf_per_device(optimizer)
     return cast("dict[torch.device, Tensor]", flags)
 

@@ -152,7 +152,7 @@ def _rope_scaling(folder: Path, rope: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def _hugging_face(config: LlamaConfig, dtype: str) -> dict[str, Any]:
-    """What config.json says of a model, for transformers 4 and 5."""
+    """Return the content of config.json for a model, for transformers 4 and 5."""
     scaling = {"rope_type": "llama3", **asdict(config.rope_scaling)} if config.rope_scaling else None
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -1,4 +1,4 @@
-"""What a group's ranks tell each other through its store, and not by MPI: which call a rank waits in, and who has left.
+"""Facts that a group's ranks exchange through its store, not by MPI: the call in which a rank waits, and the ranks that have left.
 
 A rank writes to the store only after it has waited for a while, and when it leaves the group. Requests to the store may take
 seconds if it cannot be reached.

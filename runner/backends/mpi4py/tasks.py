@@ -17,7 +17,7 @@ from runner.base.errors import RunnerError
 
 
 class PendingRequest(Protocol):
-    """What a step waits for, such as an MPI request."""
+    """A request for which a step waits, such as MPI's."""
 
     def Test(self) -> bool:
         """Whether it is done."""
@@ -72,7 +72,7 @@ class MPITask:
 
     @property
     def call(self) -> AwaitedCall:
-        """As its members are told of it."""
+        """The call as the group's members see it."""
         return AwaitedCall(self.what, None if self.order is None else self.order.number, self.peer)
 
     def is_awaited(self) -> None:

@@ -1,4 +1,4 @@
-"""What to do about the end of a rank, where its cause tells."""
+"""Advice about the end of a rank, if its cause tells."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _BY_LIBRARIES = (signal.SIGABRT, signal.SIGSEGV)  # of collectives, too, if the 
 
 
 def after_signal(number: int, size: int) -> str:
-    """What to do where a rank, of so many, was ended by this signal; "" if the signal does not tell."""
+    """Return advice for a rank, of so many, that was ended by this signal; "" if the signal does not tell."""
     known = _BY_SIGNAL.get(number, "")
     return f"{known}; {_COLLECTIVES}" if size > 1 and number in _BY_LIBRARIES else known
 
 
 def after_error(error: BaseException) -> str:
-    """What to do where a rank's program ended by this error; "" if its message and traceback say all there is."""
+    """Return advice for a rank whose program ended by this error; "" if its message and traceback say all there is."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         if "." in (error.name or ""):  # its package is there

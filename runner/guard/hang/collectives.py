@@ -27,7 +27,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a rank has called last in a process group, or the oldest call that is not over."""
+    """A rank's last call in a process group, or its oldest call that is not over."""
 
     group: str  # the group's name, the same on all its ranks
     title: str = ""  # what the program calls it
@@ -38,7 +38,7 @@ class Call:
 
 
 class Answer(NamedTuple):
-    """What a worker says when it is asked."""
+    """A worker's answer to its guard."""
 
     calls: list[Call]
     inside: int  # of what call of torch.distributed the main thread is in: another number for each; 0: in none
@@ -131,7 +131,7 @@ def alike(ranks: Iterable[tuple[Key, int]]) -> Iterable[tuple[Key, list[int]]]:
 
 
 def lines(found: Mapping[int, Sequence[Call]]) -> list[str]:
-    """What the ranks' calls say together: a line for each process group in which a rank waits.
+    """Compare the ranks' calls: a line for each process group in which a rank waits.
 
     Args:
         found: each rank's calls, one for each of its groups; none for a rank that has not answered.

@@ -101,7 +101,7 @@ class Patience:
         return self._lost_in_training(progress, allowed) if allowed else self._lost_elsewhere()
 
     def _mark(self, progress: Progress, allowed: float) -> object:
-        """What changes with every progress; None where none is expected."""
+        """Return a value that changes with every progress; None if no progress is expected."""
         is_waiting = self.others_are_busy and allowed == self._hang_after  # for a rank that is busy
         return progress.at if allowed and not is_waiting else None
 
@@ -190,7 +190,7 @@ class BusyRanks:
             self._peers.tell(Patient(self._attempt, not were_busy))
 
     def forget_silent(self) -> None:
-        """What ranks do whose guards are not heard is not known any more."""
+        """Forget the ranks whose guards have fallen silent."""
         for rank in self._ranks & self._peers.silent:
             self.note(rank, is_busy=False)
 
@@ -232,7 +232,7 @@ class Hang:
         return reason
 
     def fix(self, how_to_resume: str) -> str:
-        """What to do about it.
+        """Return the advice for the user.
 
         Args:
             how_to_resume: "" if that is not known.

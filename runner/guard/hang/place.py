@@ -29,7 +29,7 @@ _WORK = ("/torch/distributed/checkpoint/",)  # which reads and writes files, too
 
 
 class Inside:
-    """What the main thread is in, looked at now and then."""
+    """The main thread's call of torch.distributed, sampled now and then."""
 
     def __init__(self) -> None:
         self._frame: FrameType | None = None  # of the call; kept, as no other one can then be taken for it

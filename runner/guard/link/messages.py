@@ -1,4 +1,4 @@
-"""What the guards of a job tell each other, one class per kind of message, and how it is written as JSON.
+"""Messages between the guards of a job, one class per kind, and their form as JSON.
 
 The rank whose guard has told a message goes beside it. The guards join their link once the ranks have compared their
 versions. These may differ in ``explain`` and ``doctor`` only, where a guard may not know what another tells.
@@ -15,7 +15,7 @@ from runner.guard.report.failure import Failure
 
 @dataclass(frozen=True)
 class Message:
-    """What a guard tells."""
+    """A message of a guard."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def attempt_of(message: Message) -> int | None:
 
 
 def packed(rank: int, message: Message) -> list[object]:
-    """What goes over the link: the rank whose guard has told a message, its kind and its fields."""
+    """Return a message's form on the link: the rank of its guard, its kind and its fields."""
     return [rank, type(message).__name__, asdict(message)]
 
 

@@ -1,4 +1,4 @@
-"""What other ranks' guards have told of the ends of their workers; rank 0's guard prints it where nobody else does."""
+"""Reports of other ranks' guards about the ends of their workers; rank 0's guard prints them if nobody else does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _JUST = 5.0  # seconds in which a launcher ends a job for it
 
 
 class Others:
-    """What other ranks have reported during this attempt."""
+    """Reports of other ranks during this attempt."""
 
     def __init__(self, words: Words, hosts: Mapping[int, str | None], console: Console) -> None:
         """``hosts``: of the ranks, as far as they are known."""

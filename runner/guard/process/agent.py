@@ -44,7 +44,7 @@ _FILES = 24  # descriptors that a rank takes here, at most
 
 
 class Setup(Work, Protocol):
-    """What the agent is for; made in the agent, once."""
+    """The agent's task; made in the agent, once."""
 
     @property
     def is_refused(self) -> bool:
@@ -55,7 +55,7 @@ class Setup(Work, Protocol):
         """Whether what the importer imports is shared."""
 
     def rank(self, origin: Origin) -> tuple[Words, Watched]:
-        """What the guard of a rank prints and watches.
+        """Return the texts that a rank's guard prints, and what it watches.
 
         Raises:
             Refused: the process cannot become a rank.

@@ -1,4 +1,4 @@
-"""What the thread of a rank waits for: signals to its proxy, messages, what the importer tells, and the end of its launcher."""
+"""Events for which a rank's thread waits: signals to its proxy, messages, the importer's reports, and the launcher's end."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def identity() -> Identity:
 
 
 def _common() -> list[object]:
-    """What neither launcher nor attempt changes."""
+    """Return the facts that neither launcher nor attempt changes."""
     status = dict(line.partition(":")[::2] for line in _read("/proc/self/status").splitlines())
     return [
         os.getpgrp() if os.isatty(0) else 0,  # a terminal stops and ends a whole group, its agent among it

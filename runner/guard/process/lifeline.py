@@ -1,4 +1,4 @@
-"""What a worker tells the agent that watches it, one class per kind of message, and its end of the pipes to it."""
+"""Messages of a worker to its agent, one class per kind, and the worker's end of the pipes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _KINDS: dict[str, type[WorkerMessage]] = {kind.__name__: kind for kind in Worker
 
 
 def read_message(line: bytes) -> WorkerMessage:
-    """What a worker has told, from its line."""
+    """Parse a worker's message from its line."""
     kind, fields = json.loads(line)
     if fields.get("address") is not None:
         fields["address"] = Address(**fields["address"])

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the launcher has given it.
+    """The process that the launcher started: its variables, descriptors and limits.
 
     Attributes:
         group: its process group.

@@ -154,7 +154,7 @@ class Board:
         self.enter("done")
 
     def read(self) -> Progress:
-        """What the worker has written last."""
+        """Return the worker's last progress."""
         at, phase, *numbers = _FORM.unpack_from(self._memory)
         return Progress(at, PHASES[phase], *numbers)
 

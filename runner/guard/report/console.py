@@ -1,4 +1,4 @@
-"""What a guard prints."""
+"""The output of a guard."""
 
 from __future__ import annotations
 

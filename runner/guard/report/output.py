@@ -1,4 +1,4 @@
-"""What a rank prints, kept in files (``DIR/output/rank-00003.out`` and ``.err``) and shown with its rank.
+"""A rank's output, kept in files (``DIR/output/rank-00003.out`` and ``.err``) and shown with its rank.
 
 A worker gets pipes in the place of its standard output and error. So they take what C code, child processes and the agent itself
 write, in the order of writing; a thread of the agent passes it on. In the place of a terminal they are pseudo-terminals:
@@ -112,7 +112,7 @@ class _Stream:
         os.close(self.writing)
 
     def read(self) -> bytes | None:
-        """What was written; None if there is nothing now, b"" if nothing can come any more."""
+        """Return what was written; None if there is nothing now, b"" if nothing can come any more."""
         try:
             return read(self.end)
         except OSError:  # EIO: nobody holds the pseudo-terminal

@@ -126,7 +126,7 @@ def candidate_ports(job: str, count: int = 8) -> list[int]:
 
 
 def _in_turn(hosts: Sequence[str], ports: Sequence[int]) -> Callable[[], Iterator[Candidate]]:
-    """What to try in each round: the first host, where rank 0 is as a rule, and then others in turn, twice as many each time.
+    """Return the hosts to try in each round: the first host, where rank 0 is as a rule, and then others in turn, twice as many each time.
 
     All ranks may wait for a rank 0 that is late, so no round tries more than some hosts, and each name is looked up once.
     """

@@ -161,7 +161,7 @@ def _tries(
 
 
 def _found(failures: Mapping[str, OSError | ProtocolError]) -> str:
-    """What was found at the addresses: at one where a runner answers, if there is one, else at the last."""
+    """Return the finding at the addresses: at one where a runner answers, if there is one, else at the last."""
     if runners := _of_kind(failures, WrongJobError):
         return (
             f"at {runners[-1]} a runner answers that does not know this job's secret: it is another job's, or on a host that "
@@ -174,7 +174,7 @@ def _found(failures: Mapping[str, OSError | ProtocolError]) -> str:
 
 
 def _fix(failures: Mapping[str, OSError | ProtocolError]) -> str:
-    """What to do where rank 0 was not found at any of these addresses."""
+    """Return advice for a rank 0 that was not found at any of these addresses."""
     if _of_kind(failures, WrongJobError):
         return f"if it is this job's, set {VARIABLE} to one text on all hosts"
     if unreachable := _of_kind(failures, UnreachableError):

@@ -16,7 +16,7 @@ from runner.versions.torch_build import torch_build
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What a rank sends to the others: plain data that JSON can carry.
+    """The record that a rank sends to the others: plain data that JSON can carry.
 
     A field that is missing in another version's record has its default.
     """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class NoMpi(enum.Enum):
-    """What prevents a rendezvous by MPI."""
+    """The reasons that prevent a rendezvous by MPI."""
 
     NOT_A_RANK = enum.auto()  # the launcher started no MPI ranks
     NOT_INSTALLED = enum.auto()  # mpi4py is missing

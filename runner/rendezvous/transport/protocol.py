@@ -40,7 +40,7 @@ class WrongJobError(ProtocolError):
 
 
 def greeting() -> bytes:
-    """What a client sends first."""
+    """Return the first message of a client."""
     return _MAGIC + os.urandom(_NONCE)
 
 

@@ -23,7 +23,7 @@ _SKETCHED = 1 << 16  # numbers of a part of a sample that are looked at, or twic
 
 
 class Sketch(NamedTuple):
-    """What tells a sample or a batch from others, and is nearly the same for those that are nearly so.
+    """A sketch of a sample or a batch: it tells it from others, and is nearly equal for nearly equal ones.
 
     Attributes:
         form: dtypes, shapes and texts.

@@ -22,7 +22,7 @@ Check = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen.
+    """The result of a look at the data.
 
     Attributes:
         batch: of the first samples, as the loader makes it; None for a stream, or if they make none that can be trained on.

@@ -1,4 +1,4 @@
-"""What a task's batches come from: what a loader gives is used as it is."""
+"""The source of a task's batches. What a loader gives is used as it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHOOSING = ("sampler", "batch_sampler")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What batches come from. The fields but ``data``, ``kind``, ``loader`` and ``is_test`` are a task's of the same names.
+    """The source of batches. The fields but ``data``, ``kind``, ``loader`` and ``is_test`` are a task's of the same names.
 
     Attributes:
         data: samples with keys, a stream of samples, or whatever gives batches; ``kind`` says which.
@@ -55,12 +55,12 @@ class Source:
 
     @property
     def chosen_by(self) -> Any:
-        """What gives the keys, or lists of them; None: they are shuffled here."""
+        """The sampler of keys, or of lists of keys; None: keys are shuffled here."""
         return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     @property
     def collate(self) -> Collate:
-        """What makes a batch of a list of samples."""
+        """The function that makes a batch of a list of samples."""
         own = self.loader.collate_fn if self.loader is not None else self.collate_fn or default_collate
         return partial(_of_one, own) if self.is_item else own
 

@@ -14,7 +14,7 @@ from runner.training.run import Run
 
 
 def states_of(run: Run, feed: Feed) -> list[Any] | None:
-    """What each rank's feed needs to be taken up here, on rank 0; None on others, or if it needs nothing. Collective.
+    """Return, on rank 0, the state of each rank's feed for a resume; None on others, or if feeds have no state. Collective.
 
     Raises:
         UsageError: a rank's state holds what JSON and tensors cannot.

@@ -23,7 +23,7 @@ _END = object()
 
 
 class StreamPart(NamedTuple):
-    """What a rank has read for one step.
+    """The part of a stream that a rank has read for one step.
 
     Attributes:
         value: the batch; one that does not count if this rank has no samples in this step.

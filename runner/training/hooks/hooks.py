@@ -1,4 +1,4 @@
-"""What the training loop calls around its steps, in the order in which it happens: the same on all ranks, as much of it is collective."""
+"""Hooks around the steps of the training loop, in their order. It is equal on all ranks, because many of them are collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hooks receive."""
+"""The state of a training that hooks receive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.training.metrics.sinks import StepRecord
 
 @dataclass
 class State:
-    """What hooks receive."""
+    """The state of a training that hooks receive."""
 
     model: nn.Module  # this rank's, not the strategy's wrapper
     optimizer: Optimizer

@@ -1,4 +1,4 @@
-"""What GPUs can do at most, by their makers' data sheets. Imports no torch."""
+"""The peak performance of GPUs, by their makers' data sheets. Imports no torch."""
 
 from __future__ import annotations
 

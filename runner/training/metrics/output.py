@@ -25,7 +25,7 @@ SETTINGS = "settings.toml"  # in the checkpoints' folder: how the newest run was
 
 @dataclass
 class Output:
-    """What a run writes to besides checkpoints; nothing on ranks other than 0."""
+    """The outputs of a run besides checkpoints; none on ranks other than 0."""
 
     metrics: MetricsFile | None = None
     loggers: Sequence[GuardedLogger] = ()

@@ -29,7 +29,7 @@ from runner.versions.torch_private import profiler_settings
 def profiled(
     run: Run, options: Settings, steps: int, leave_out: Callable[[float], None]
 ) -> Callable[[Iterable[int]], Iterable[int]]:
-    """What an epoch's loop passes its steps through, so that the chosen ones are recorded; without ``--profile``, ``iter``.
+    """Return a function through which an epoch's loop passes its steps, to record the chosen ones; without ``--profile``, ``iter``.
 
     The loop's iterable counts down to 0, the epoch's last step.
 

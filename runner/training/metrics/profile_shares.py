@@ -1,4 +1,4 @@
-"""What the time of a trace's steps went into: compute, exposed communication, idle.
+"""The shares of a trace's steps: computing, exposed communication, idle.
 
 On a GPU, compute is its kernels and copies, and communication is NCCL's kernels, which also run while they wait for another
 rank, and the collectives of other backends. On a CPU, compute is torch's operators in the thread that trains, and

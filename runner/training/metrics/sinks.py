@@ -19,7 +19,7 @@ _FORMAT = 1  # of the lines
 
 @dataclass(kw_only=True)
 class StepRecord:
-    """One optimizer step. Loss is the mean over the global batch; the last step of an epoch also has the evaluation."""
+    """The record of one optimizer step. Loss is the mean over the global batch; the last step of an epoch also has the evaluation."""
 
     step: int
     epoch: int  # the first is 1

@@ -25,6 +25,6 @@ def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """What the device can do at most, in 10^12 dense operations per second in half precision; None if it is not known."""
+    """Return the device's peak performance, in 10^12 dense operations per second in half precision; None if it is not known."""
     peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return peak / 1e12 if peak is not None else None
