@@ -7,4 +7,4 @@ from runner.backends.backend import Backend
 
 class TorchMPI(Backend):
     name = "mpi"
-    is_measured = False  # in bench this name means MPI without torch
+    is_measured = False  # torch's wheels are built without it

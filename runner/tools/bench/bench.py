@@ -5,11 +5,10 @@
     mpirun -np 4 python -m runner bench --json times.jsonl --plot times.png
     mpirun -np 4 python -m runner bench --backend gloo,mpi4py
 
-Without arguments it times allreduce by all usable backends, among them gloo, mpi4py and MPI itself.
+Without arguments it times allreduce by all usable backends, such as gloo and mpi4py.
 
 Times are those of the slowest rank: the median over rounds, and the mean over all calls, which matters under load.
-"mpi" is the bare mpi4py call, the lower bound for mpi4py. Each size runs once before it is timed, and its
-result is checked: #wrong counts wrong elements.
+Each size runs once before it is timed, and its result is checked: #wrong counts wrong elements.
 """
 
 from __future__ import annotations
@@ -29,18 +28,15 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import size
 from runner.job import Job
 from runner.options.parsing import Parser
-from runner.tools.bench.bare_mpi import BareMPI
-from runner.tools.bench.measurement import Measurement
-from runner.tools.bench.plot import plot
+from runner.tools.bench.results import Measurement, plot_results, print_results
 from runner.tools.tables.output import check_output
-from runner.tools.tables.table import Column, print_columns
 
 if TYPE_CHECKING:
     from runner.backends.connection import Buffers, Connection, Operation
     from runner.tools.bench.operations import Measured
 
 NAMES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
-BACKENDS = {backend.name: backend for backend in (*backends().values(), BareMPI()) if backend.is_measured}
+BACKENDS = {backend.name: backend for backend in backends().values() if backend.is_measured}
 _ROUND = 0.05  # target for all calls of a round, in seconds
 _FEWEST, _MOST = 3, 500  # calls in a round
 
@@ -62,9 +58,9 @@ def bench(job: Job, argv: list[str]) -> None:
             with Path(options.json).open("a" if len(found) > 1 else "w", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(measurement)) + "\n")
     if job.rank == 0:
-        _print(found, usable)
+        print_results(found, usable)
         if options.plot:
-            plot(found, options.plot)
+            plot_results(found, options.plot)
         for path in filter(None, (options.json, options.plot)):
             print(f"wrote {path}")
 
@@ -223,29 +219,3 @@ def _measurement(
         bus_bandwidth=size / median * measured.bus(job.size),
         wrong=wrong,
     )
-
-
-def _print(found: list[Measurement], names: list[str]) -> None:
-    first: dict[tuple[str, int], float] = {}
-    for m in found:
-        first.setdefault((m.operation, m.size), m.seconds)
-    for name in dict.fromkeys(m.operation for m in found):
-        rows = [m for m in found if m.operation == name]
-        columns = [
-            Column(title="size\n(B)", cells=[str(m.size) for m in rows]),
-            Column(title="count\n", cells=[str(m.size // 4) for m in rows], spared=4),
-            Column(title="backend\n", cells=[m.backend for m in rows], justify="left"),
-            Column(title="time\n(µs)", cells=[f"{m.seconds * 1e6:.1f}" for m in rows]),
-            Column(title="mean\n(µs)", cells=[f"{m.mean * 1e6:.1f}" for m in rows], spared=5),
-            Column(
-                title="fastest to\nslowest (µs)",
-                cells=[f"{m.fastest * 1e6:.1f} to {m.slowest * 1e6:.1f}" for m in rows],
-                spared=1,
-            ),
-            Column(title="algbw\n(GB/s)", cells=[f"{m.algorithm_bandwidth / 1e9:.3f}" for m in rows], spared=3),
-            Column(title="busbw\n(GB/s)", cells=[f"{m.bus_bandwidth / 1e9:.3f}" for m in rows]),
-            Column(title=f"{names[0]}\n÷", cells=[f"{first[(name, m.size)] / m.seconds:.2f}" for m in rows], spared=2),
-            Column(title="#wrong\n", cells=[str(m.wrong) for m in rows]),
-        ]
-        print_columns(f"{name}, float32", columns)
-        print()

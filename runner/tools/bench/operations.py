@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from runner.backends.connection import Buffers
-from runner.backends.timing import synchronize
 
 
 def buffers(count: int, rank: int, ranks: int, device: torch.device) -> Buffers:
@@ -28,7 +27,6 @@ def fill(data: Buffers) -> None:
     """Set all elements to the rank plus one."""
     for tensor in (data.whole, data.other, data.part):
         tensor.fill_(data.rank + 1)
-    synchronize(data.whole.device)  # bare MPI does not wait for the device's queue
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import io
 import json
 import statistics
 from argparse import SUPPRESS
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,9 @@ from runner.job import Job
 from runner.options.command import given_in
 from runner.options.parsing import Parser
 from runner.parallel.settings import LAYOUT, ParallelSettings
-from runner.tools.compare.choices import ALONE, BACKENDS, KINDS, Choice, alone, chosen, supported
-from runner.tools.compare.comparison import Comparison
-from runner.tools.compare.plot import plot
+from runner.tools.compare.choices import BACKENDS, KINDS, Choice, alone, chosen, supported
+from runner.tools.compare.results import Comparison, plot_results, print_results
 from runner.tools.tables.output import check_output
-from runner.tools.tables.table import Column, print_columns
 from runner.tools.workloads import load_workload, training_of
 
 if TYPE_CHECKING:
@@ -104,7 +102,7 @@ def compare(job: Job, argv: list[str]) -> None:
     comparisons = _comparisons(found[0])
     problems = {entrant.choice.name: entrant.problem for entrant in found[0].entrants if entrant.problem}
     if job.rank == 0:
-        _print(given.target, job, found[0].samples, comparisons, problems)
+        print_results(given.target, job, found[0].samples, comparisons, problems)
         if given.json:
             facts = {
                 "workload": given.target,
@@ -118,7 +116,7 @@ def compare(job: Job, argv: list[str]) -> None:
             }
             Path(given.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         if given.plot:
-            plot(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
+            plot_results(f"{given.target}, {job.size} ranks", comparisons[:-1], comparisons[-1], given.plot)
         for path in filter(None, (given.json, given.plot)):
             print(f"wrote {path}")
 
@@ -220,45 +218,3 @@ def _comparisons(turns: Turns) -> list[Comparison]:
             )
         )
     return comparisons
-
-
-def _print(target: str, job: Job, samples: int, comparisons: list[Comparison], problems: Mapping[str, str]) -> None:
-    hosts = len(job.topology.hosts)
-    ranks = f"{job.size} ranks on {hosts} host{'s' * (hosts > 1)}, {job.placement.device}"
-
-    def column(title: str, text: Callable[[Comparison], str], spared: int = 0) -> Column:
-        return Column(title=title, cells=[*(text(c) for c in comparisons), *("" for _ in problems)], spared=spared)
-
-    def of_exchange(text: Callable[[Comparison], str]) -> Callable[[Comparison], str]:
-        return lambda c: "" if c.engine == ALONE else text(c)
-
-    print_columns(
-        f"{target}, {ranks}, {samples} samples per step of each engine",
-        [
-            Column(title="engine\n", cells=[*(c.engine for c in comparisons), *problems], justify="left"),
-            column("samples/s\n", lambda c: f"{c.samples_per_s:.1f}"),
-            column("step\n(ms)", lambda c: f"{1e3 * c.step:.2f}"),
-            column("10 % to\n90 % (ms)", lambda c: f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}", 4),
-            column(f"vs\n{comparisons[0].engine}", lambda c: f"{c.ratio:.2f}"),
-            column("lowest to\nhighest", lambda c: f"{c.ratio_low:.2f} to {c.ratio_high:.2f}", 3),
-            column("in comm.\n(ms)", of_exchange(lambda c: f"{1e3 * c.communication:.2f}")),
-            column("sent\n(MiB)", of_exchange(lambda c: "" if c.sent is None else f"{c.sent / 2**20:.3g}"), 2),
-            column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
-            column("last loss\n", lambda c: f"{c.loss:.6f}", 5),
-            Column(
-                title="weights\n",
-                cells=[*map(_agreement, comparisons), *("not trained" for _ in problems)],
-                justify="left",
-            ),
-            column("off the\nfirst's", of_exchange(lambda c: f"{c.distance:.0e}" if c.distance else "0"), 6),
-        ],
-    )
-    print(f"\n{ALONE}: every rank for itself, nothing is exchanged")
-    for name, problem in problems.items():
-        print(f"{name}: not trained: {problem}")
-
-
-def _agreement(c: Comparison) -> str:
-    if c.engine == ALONE:
-        return ""
-    return "ranks agree" if c.ranks_agree else "RANKS DIFFER"

@@ -54,7 +54,7 @@ def plan(job: Job, argv: list[str]) -> None:
     from runner.tools.plan.capturing import fake_process_group
     from runner.tools.plan.planner import MOST, Planner
     from runner.tools.plan.ranking import reason
-    from runner.tools.plan.report import as_json, print_table
+    from runner.tools.plan.report import as_json, plot_plan, print_table
 
     for_workload = given_in(rest)
     planner = Planner(job, given.target, for_workload.parallel_values(), for_workload)
@@ -72,9 +72,7 @@ def plan(job: Job, argv: list[str]) -> None:
     print_table(title, plans, why, limit)
     _print_remarks(plans[0].problem, left_out)
     if given.plot:
-        from runner.tools.plan.plot import plot
-
-        plot(title, plans, limit, given.plot)
+        plot_plan(title, plans, limit, given.plot)
     if given.json:
         facts = {
             "workload": given.target,

@@ -13,7 +13,7 @@ import numpy as np
 
 from runner.tools.report.folder import Points
 from runner.tools.report.ranks import Array, RankTimes, largest
-from runner.tools.tables.output import new_figure
+from runner.tools.tables.plot import new_figure
 
 _INCHES = (5.0, 3.0)
 _STYLE: Any = {
@@ -137,8 +137,8 @@ def _figure(title: str, draw: Callable[[Any], None]) -> Figure:
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about letters that matplotlib's font lacks and the browser's has
-        figure, axes = new_figure(1, 1, inches=_INCHES)
-        draw(axes[0][0])
+        figure, (axis,) = new_figure(1, inches=_INCHES)
+        draw(axis)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata=_NO_METADATA)
     text = written.getvalue()

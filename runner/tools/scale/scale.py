@@ -39,8 +39,8 @@ from runner.launch.target import AS_MODULE, find_target
 from runner.measuring.measured_run import StepsSeen, StepsWanted, read_measured
 from runner.options.command import FORMS
 from runner.options.parsing import Parser
+from runner.tools.scale.results import plot_studies, print_study, write_study
 from runner.tools.scale.study import Size, Study, read_study
-from runner.tools.scale.tables import print_study, write_study
 from runner.tools.tables.output import check_output
 from runner.tools.tables.table import show_progress
 
@@ -101,11 +101,9 @@ def scale(job: Job, argv: list[str]) -> None:
 
 def _plot_studies(paths: Sequence[str], picture: str | None) -> None:
     """Draw several studies into one picture."""
-    from runner.tools.scale.plot import plot
-
     picture = picture or "scale.png"
     check_output(None, picture)
-    plot([read_study(Path(path)) for path in paths], [Path(path).stem for path in paths], picture)
+    plot_studies([(path.stem, read_study(path)) for path in map(Path, paths)], picture)
     print(f"wrote {picture}")
 
 

@@ -7,13 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from runner.base.errors import UsageError
 from runner.versions.extras import require
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -51,13 +47,3 @@ def check_output(json: str | None, plot: str | None, **others: str | None) -> No
     for option, path in files.items():
         if path and (os.path.isdir(path) or not os.access(Path(path).resolve().parent, os.W_OK)):
             raise UsageError(f"{option}: cannot write in {Path(path).parent}", fix="name another file")
-
-
-def new_figure(rows: int, columns: int, *, inches: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure of this width and height that needs no display, and its axes by row and column."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=inches, dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False)

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from runner.base.quantities import size_text
-from tests.campaigns.speed.measuring import CORES, MIB, MLP, OPERATIONS, RESNET, WORKERS, Found, measure
+from tests.campaigns.speed.measuring import CORES, MIB, MLP, RESNET, WORKERS, Found, measure
 from tests.campaigns.speed.places import places
 from tests.pages import DOCS, RESULTS, put, table
 
@@ -69,18 +69,6 @@ def targets(found: Found) -> Iterator[tuple[str, str, str, float, bool]]:
             ratio,
             round(ratio, 2) >= 1,
         )
-    more = 1e6 * (found.of("seconds", KIB4, "mpi4py") - found.of("seconds", KIB4, "mpi"))
-    yield "allreduce 4 KiB, µs above", "the bare MPI call", "at most 25", more, more <= 25
-    for operation in OPERATIONS:
-        for size in (MIB, 16 * MIB):
-            share = _ratio(found, size, "mpi", operation=operation)
-            yield (
-                f"{operation} {size_text(size, 1024)}, bandwidth",
-                "the bare MPI call",
-                "0.95",
-                share,
-                round(share, 2) >= 0.95,
-            )
     for title, wanted_of in (
         (MLP, {"ddp:gloo": 1.4, "horovod": 1.4}),
         (RESNET, {"bare:gloo": 1.0, "horovod": 1.1}),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
 from runner.tools.scale.fit import Point, fit
+from runner.tools.scale.results import latex, write_csv
 from runner.tools.scale.study import STRONG, WEAK, Size, Study, read_study
-from runner.tools.scale.tables import latex, write_csv
 
 
 def seconds(c: float, a: float, b: float, ranks: int, *, weak: bool) -> float:

@@ -1,19 +1,22 @@
-"""A study as tables: on the terminal, as CSV and LaTeX."""
+"""A study as tables, on the terminal, as CSV and LaTeX, and as a picture: speed-up and efficiency over ranks."""
 
 from __future__ import annotations
 
 import csv
 import math
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.tools.scale.study import Size, Study
+from runner.tools.tables.plot import draw_line, new_figure, scale_by_two
 from runner.tools.tables.table import Column, print_columns
 
 _NONE = "n/a"
+_BEYOND = 8  # how many times the largest size the dashed lines reach
+_POINTS = 24  # of the dashed lines
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,7 @@ def write_study(study: Study, given: Namespace) -> None:
         Path(given.latex).write_text(latex(study), encoding="utf-8")
     picture = given.plot if study.measured else None
     if picture:
-        from runner.tools.scale.plot import plot
-
-        plot([study], [study.target], picture)
+        plot_studies([(study.target, study)], picture)
     for path in filter(None, (given.json, given.csv, given.latex, picture)):
         print(f"wrote {path}")
 
@@ -125,3 +126,59 @@ def latex(study: Study) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("%", r"\%").replace("_", r"\_").replace("&", r"\&")
+
+
+def plot_studies(studies: Sequence[tuple[str, Study]], path: str) -> None:
+    """Draw speed-up and efficiency of each study that has a size, with a name for the legend."""
+    measured = [(name, study) for name, study in studies if study.measured]
+    bases = {study.measured[0].ranks for _, study in measured}
+    least, most = min(bases), max(size.ranks for _, study in measured for size in study.measured)
+    right = most * (_BEYOND if any(len(study.measured) > 2 for _, study in measured) else 1)
+    figure, (speed_up, efficiency) = new_figure(2, inches=(9.0, 4.4))
+    for number, (name, study) in enumerate(measured):
+        _draw(speed_up, study, per_rank=False, label=f"{name}, {study.scaling}", color=f"C{number}")
+        _draw(efficiency, study, per_rank=True, color=f"C{number}")
+    over = "" if bases == {1} else f" over {least} ranks"
+    speed_up.plot([least, right], [1, right / least], color="gray", linewidth=1, label="ideal")
+    speed_up.set_yscale("log", base=2)
+    speed_up.yaxis.set_major_formatter("{x:g}")
+    speed_up.set_ylabel(f"speed-up{over}")
+    speed_up.legend(frameon=False)
+    efficiency.axhline(1.0, color="gray", linewidth=1)
+    efficiency.set(ylabel=f"efficiency{over}", ylim=(0, None))
+    efficiency.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ticks = [2**power for power in range(int(math.log2(least)), int(math.log2(right)) + 1)]
+    for axis in (speed_up, efficiency):
+        scale_by_two(axis, "ranks; dashed: the fitted curve" if right > most else "ranks", ticks, "{:g}".format)
+    figure.supxlabel(_caption([study for _, study in studies]), fontsize="x-small", color="#555555")
+    figure.savefig(path)
+
+
+def _draw(axis: Any, study: Study, *, per_rank: bool, **style: Any) -> None:
+    """Draw a study's speed-ups, or its efficiencies, and those of the fitted curve, dashed."""
+    rows, fit = study.measured, study.fit()
+    base, ranks = rows[0], [size.ranks for size in rows]
+    values = [study.efficiency(size) if per_rank else study.speed_up(size) for size in rows]
+    spread = [value * size.spread for value, size in zip(values, rows, strict=True)]
+    axis.errorbar(ranks, values, yerr=spread, marker="o", capsize=3, **style)
+    if fit is None or len(rows) < 3:
+        return
+    beyond = [ranks[-1] * _BEYOND ** (step / _POINTS) for step in range(_POINTS + 1)]
+    works = [(n / base.ranks if fit.weak else 1.0) * (base.ranks / n if per_rank else 1.0) for n in beyond]
+    times = zip(*((fit.seconds(n), *fit.interval(n)) for n in beyond), strict=True)
+    curve, high, low = (
+        [work * base.seconds / seconds for work, seconds in zip(works, own, strict=True)] for own in times
+    )
+    draw_line(axis, beyond, curve, low, high, linestyle="--", color=style["color"])
+
+
+def _caption(studies: Sequence[Study]) -> str:
+    """Return what was measured with what."""
+    lines = []
+    for study in studies:
+        facts = study.facts
+        hosts = facts.get("hosts", 0)
+        hardware = f"{hosts} host{'s' * (hosts > 1)} of {facts['cores']} cores, {facts['device']}" if hosts else ""
+        lines.append(", ".join(filter(None, [study.target, hardware, facts.get("versions"), facts.get("when")])))
+        lines.append(study.command)
+    return "\n".join(dict.fromkeys(filter(None, lines)))
