@@ -19,7 +19,7 @@ from runner.launch.program import put_first_on_path, put_program_on_path, run_pr
 from runner.launch.target import Target
 from runner.options.command import Given, Request
 from runner.parallel.mesh import lay_out
-from runner.tools.registry import load_tool, works_alone
+from runner.tools.registry import load_tool, tool_of
 from runner.torchrun.alone import tell_if_alone, tell_if_alone_after_a_minute
 from runner.torchrun.equal_batches import tell_of_equal_batches
 from runner.torchrun.import_hooks import import_without_collector, when_imported
@@ -36,7 +36,9 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
     import_without_collector("torch", COMPILER, "torch.distributed.tensor", "torchvision")
     when_imported("torch", freeze_before_program)
-    if not (target.kind == "tool" and works_alone(target.name)):  # else it starts jobs that have settings of their own
+    if (
+        target.kind != "tool" or tool_of(target.name).needs_rendezvous
+    ):  # else it starts jobs that have settings of their own
         set_variables(settings(job))
     if job.measure is None:
         _run(target, request, job)

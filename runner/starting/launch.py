@@ -45,7 +45,7 @@ from runner.starting.ending import SUCCESS, end_worker, outcome_of, refusing
 from runner.starting.guarding import guard_watched, guard_words, guards_address
 from runner.starting.join import job_of, place, record_of
 from runner.starting.sharing import found_target, source_of, why_not_for_target, why_not_here
-from runner.tools.registry import examines, shows_training, summaries, works_alone
+from runner.tools.registry import summaries, tool_of
 from runner.torchrun.import_hooks import AHEAD
 from runner.torchrun.shared_import import draw_own_numbers, import_once
 from runner.versions.extras import OF_WORKLOADS, require
@@ -146,7 +146,7 @@ class Launch:
 
     def _place(self, environment: Mapping[str, str], process: int) -> tuple[LaunchContext, RendezvousMethod]:
         request = self._request
-        launcher = SINGLE.name if works_alone(request.tool) else request.job.launcher
+        launcher = request.job.launcher if tool_of(request.tool).needs_rendezvous else SINGLE.name
         context = replace(detect(environment, launcher), process=process)
         return context, choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
 
@@ -162,14 +162,16 @@ def _work(
     job: Job | None = None
     try:
         _prepare_process()
-        policy = Policy.DIAGNOSTIC if examines(request.tool) else Policy.STRICT
+        policy = Policy.DIAGNOSTIC if tool_of(request.tool).examines else Policy.STRICT
         target, record = _described(request, found, context, lifeline)
         lifeline.tell(Seeks())
         result = rendezvous(context, record, way=way, timeout=request.job.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))
         # A tool that works alone may be started anywhere, also where a job's GPUs are not.
-        placements = place(context, topology, "cpu" if works_alone(request.tool) else request.job.device, policy)
+        placements = place(
+            context, topology, request.job.device if tool_of(request.tool).needs_rendezvous else "cpu", policy
+        )
         if (gpu := placements[context.rank.value].device_index) is not None:
             lifeline.tell(Computes(record.resources["gpus"][gpu]))
         if context.size.value > 1:
@@ -186,7 +188,7 @@ def _work(
             replaces_gloo=is_replaced,
             imports_why=imports_why,
         )
-        if target.kind == WORKLOAD or shows_training(request.tool):
+        if target.kind == WORKLOAD or tool_of(request.tool).shows_training:
             job = with_spare_cores(job)
         _warn_of_host(job, target)
         if request.job.hang_timeout and target.is_program:
@@ -225,7 +227,7 @@ def _described(
         target.digest if target else "",
         list(request.arguments),
         problem=problem,
-        asks_for_gpus=request.job.device != "cpu" or examines(request.tool),
+        asks_for_gpus=request.job.device != "cpu" or tool_of(request.tool).examines,
         options=request.job.equal_on_all_ranks(),
         guard_port=lifeline.port,
     )
@@ -235,9 +237,8 @@ def _described(
 def _check(request: Request, target: Target) -> None:
     """Raise UsageError if this target cannot be run with these options and packages."""
     refuse_idle_options(request, target)
-    if target.kind != EXECUTABLE and not any(
-        predicate(request.tool) for predicate in (works_alone, examines, shows_training)
-    ):
+    tool = tool_of(request.tool)
+    if target.kind != EXECUTABLE and tool.needs_rendezvous and not (tool.examines or tool.shows_training):
         need(RUNNER)
     if target.kind == WORKLOAD:
         require(*OF_WORKLOADS)

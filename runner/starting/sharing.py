@@ -11,7 +11,7 @@ from runner.launch.detect import detect
 from runner.launch.target import NO_PYTHON, Target, find_target
 from runner.options.command import Request
 from runner.options.job_settings import JobSettings
-from runner.tools.registry import needs_torch, tool_names
+from runner.tools.registry import tool_names, tool_of
 from runner.torchrun.shared_import import APPLIED
 
 _NAME = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
@@ -43,7 +43,7 @@ def found_target(request: Request) -> Target | UsageError:
 def why_not_for_target(request: Request, find: Callable[[], Target | UsageError]) -> str:
     """Return why each rank must import torch for this target by itself; "" if nothing speaks against one import."""
     if request.tool in tool_names():
-        return "" if needs_torch(request.tool) else f"{request.tool} needs no torch"
+        return "" if tool_of(request.tool).needs_torch else f"{request.tool} needs no torch"
     if request.form == NO_PYTHON:
         return "the target is no Python program"
     if request.target == "-":

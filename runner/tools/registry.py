@@ -98,24 +98,9 @@ def tool_names() -> list[str]:
     return [*TOOLS, *(point.name for point in extensions("runner.tools"))]
 
 
-def examines(target: str) -> bool:
-    """Whether a target is a tool that accepts ranks which other targets refuse."""
-    return target in TOOLS and TOOLS[target].examines
-
-
-def shows_training(target: str) -> bool:
-    """Whether a target is a tool that shows what a workload would get."""
-    return target in TOOLS and TOOLS[target].shows_training
-
-
-def needs_torch(target: str) -> bool:
-    """Whether a target is a tool that needs torch on each rank."""
-    return target in TOOLS and TOOLS[target].needs_torch
-
-
-def works_alone(target: str) -> bool:
-    """Whether a target is a tool that needs no rendezvous."""
-    return target in TOOLS and not TOOLS[target].needs_rendezvous
+def tool_of(target: str) -> Tool:
+    """Return how a target is started: like any other program, unless it is one of these tools."""
+    return TOOLS.get(target, Tool(summary="", function=""))
 
 
 def load_tool(name: str) -> ToolFunction:

@@ -49,7 +49,7 @@ class Choice:
 
 def alone(job: Job) -> Choice:
     """Every rank for itself."""
-    return Choice(name=ALONE, kind=ALONE, layout=_plain(job))
+    return Choice(name=ALONE, kind=ALONE, layout=lay_out(job.topology, Degrees.of(job.size)))
 
 
 @raised_on_all_ranks()
@@ -112,19 +112,16 @@ def _unknown_by_hand(options: ParallelSettings) -> list[str]:
 
 def _defaults(job: Job, arguments: Sequence[str]) -> Iterator[Choice]:
     """The engines where the user names none: without a library that does not support the workload's options."""
-    for text in _default(job):
-        try:
-            yield _choice(job, text, arguments)
-        except UsageError:
-            if text not in LIBRARIES:
-                raise
-
-
-def _default(job: Job) -> list[str]:
     network = network_backend(job)
     faster = [name for name in BACKENDS if name not in network_backends().values()]
-    usable = [name for name in (network, *faster, *LIBRARIES) if not backends()[name].unavailable_reason(job)]
-    return [*(f"ddp:{name}" if name in BACKENDS else name for name in usable), f"{BARE}:{network}"]
+    for name in (network, *faster, *LIBRARIES):
+        if not backends()[name].unavailable_reason(job):
+            try:
+                yield _choice(job, f"ddp:{name}" if name in BACKENDS else name, arguments)
+            except UsageError:
+                if name not in LIBRARIES:
+                    raise
+    yield _choice(job, f"{BARE}:{network}", arguments)
 
 
 def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
@@ -169,7 +166,3 @@ def _no_engine(text: str) -> str:
         f"--engines: no engine {text!r}; there are {', '.join(KINDS)}, with +tpN, +ppN and other parallel options "
         f"(tp2+fsdp, pp2+pp-schedule=zbv), and a backend after them: {', '.join(f':{name}' for name in BACKENDS)}"
     )
-
-
-def _plain(job: Job) -> Layout:
-    return lay_out(job.topology, Degrees.of(job.size))

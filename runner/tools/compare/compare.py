@@ -26,6 +26,7 @@ import statistics
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,10 +191,10 @@ def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[T
 def _comparisons(turns: Turns) -> list[Comparison]:
     """The results of all engines that could be trained, ``alone`` last."""
     entrants = [entrant for entrant in turns.entrants if not entrant.problem]
-    by_itself, first = statistics.median(entrants[-1].all_seconds), entrants[0]
+    by_itself, first = statistics.median(chain.from_iterable(entrants[-1].seconds)), entrants[0]
     comparisons = []
     for entrant in entrants:
-        seconds = sorted(entrant.all_seconds)
+        seconds = sorted(chain.from_iterable(entrant.seconds))
         step = statistics.median(seconds)
         ratios = [
             statistics.median(one) / statistics.median(own)

@@ -28,8 +28,6 @@ from runner.training.run import Run
 from runner.training.settings import StepSettings
 from runner.versions.torch_private import was_compiled
 
-_BUCKET = 25 << 20  # bytes: DDP's default (torch docs, DistributedDataParallel, bucket_cap_mb)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -126,13 +124,8 @@ def _bare(model: nn.Module, connection: Connection, task: Task, options: Paralle
 
 
 def _gradient_bytes(model: nn.Module, options: StepSettings) -> int:
-    return _count(model) * _wire_dtype(model, options).itemsize
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _wire_dtype(model: nn.Module, options: StepSettings) -> torch.dtype:
+    """Return the bytes of all gradients as a library sends them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     narrow = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    return narrow.get(options.comm_hook, next(model.parameters()).dtype)
+    dtype = narrow.get(options.comm_hook, trained[0].dtype)
+    return sum(parameter.numel() for parameter in trained) * dtype.itemsize

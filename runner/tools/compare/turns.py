@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +20,6 @@ from torch import Tensor
 from runner.backends.gpu import is_gpu
 from runner.backends.timing import largest, synchronize
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.launch.launcher_processes import on_terminal
 from runner.parallel.precision import of_inputs
 from runner.parallel.state import full_tensor
 from runner.parallel.support import described
@@ -33,6 +30,7 @@ from runner.tools.compare.engines import Engine, build
 from runner.tools.compare.observing import count_sent
 from runner.tools.tables.table import show_progress
 from runner.training.data.feeds import feed_of, with_batch_of
+from runner.training.data.random_numbers import random_states, set_random_states
 from runner.training.data.source import source_of
 from runner.training.run import Run
 from runner.training.settings import StepSettings
@@ -67,11 +65,6 @@ class Entrant:
     distance: float = 0.0
     sent: float | None = None
 
-    @property
-    def all_seconds(self) -> list[float]:
-        """Seconds of each step, of all rounds."""
-        return [seconds for turn in self.seconds for seconds in turn]
-
 
 class Turns:
     """Trains by each engine in turn.
@@ -90,7 +83,7 @@ class Turns:
         self._rounds = min(rounds, steps)
         self._each = -(-steps // self._rounds)
         names = [entrant.choice.name for entrant in entrants]
-        self._random = dict.fromkeys(names, _random_numbers())  # so that dropout is the same for each engine
+        self._random = dict.fromkeys(names, random_states(run.device))  # so that dropout is the same for each engine
         self._built: dict[str, tuple[Engine, Iterator[Any]]] = {}
 
     def take(self) -> None:
@@ -118,7 +111,7 @@ class Turns:
         order = self._trained()
         for number in range(self._rounds):
             for entrant in order:
-                if self._run.is_main and on_terminal(in_place=True):
+                if self._run.is_main:
                     show_progress(f"round {number + 1} of {self._rounds}: {entrant.choice.name}")
                 self._turn(entrant)
             order.append(order.pop(0))  # the next round begins with another engine
@@ -169,7 +162,7 @@ class Turns:
     def _build(self, entrant: Entrant) -> None:
         """Make an engine, and do its first steps."""
         device, name = self._run.device, entrant.choice.name
-        _set_random_numbers(self._random[name])
+        set_random_states(self._random[name], device)
         before = _reset_peak(device)
         engine = build(entrant.choice, self._run, entrant.task, entrant.options)
         batches = self._batches(entrant, of_inputs(engine.model))
@@ -182,11 +175,11 @@ class Turns:
         for _ in range(_WARM_UP):
             engine.step(next(batches))
         entrant.memory = _peak(device) - before
-        self._random[name] = _random_numbers()
+        self._random[name] = random_states(device)
 
     def _turn(self, entrant: Entrant) -> None:
         device, name = self._run.device, entrant.choice.name
-        _set_random_numbers(self._random[name])
+        set_random_states(self._random[name], device)
         engine, batches = self._built[name]
         with engine.turn():
             own, loss = [], torch.zeros(())
@@ -197,7 +190,7 @@ class Turns:
                 synchronize(device)
                 own.append(time.perf_counter() - start)
         entrant.seconds.append(largest(own, device))
-        self._random[name] = _random_numbers()
+        self._random[name] = random_states(device)
         (total,) = self._run.sum(float(loss))
         entrant.loss = total / self._run.size
 
@@ -236,20 +229,6 @@ class Turns:
                     engine.step(next(batches))
             own = counter.sent / engine.period + engine.sent_by_library
             (entrant.sent,) = largest([own], self._run.device)
-
-
-def _random_numbers() -> tuple[Any, ...]:
-    """The states of all generators that a step may draw from."""
-    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return torch.get_rng_state(), of_devices, random.getstate(), numpy.random.get_state()
-
-
-def _set_random_numbers(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])
-    random.setstate(states[2])
-    numpy.random.set_state(states[3])
 
 
 @torch.no_grad()

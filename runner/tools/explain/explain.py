@@ -17,7 +17,7 @@ from runner.job import Job
 from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.mesh import Layout, lay_out
 from runner.parallel.settings import ParallelSettings
-from runner.tools.tables.table import console
+from runner.tools.tables.table import Column, console, print_columns
 from runner.torchrun.variables import settings
 from runner.versions.features import lacking, number_of
 
@@ -139,13 +139,18 @@ def _print_tables(facts: dict[str, Any]) -> None:
     ranks = [rank | _texts_of(rank["mesh"]) for rank in ranks]
     if any(number > 1 for name, number in facts["mesh"].items() if name != "replicate"):
         columns |= {name: name for name in _MESH if facts["mesh"][_MESH[name]] > 1}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in columns.values():
-        table.add_column(title, justify="left" if title in ("host", "device") else "right")
-    for rank in ranks:
-        table.add_row(*(str(rank[key]) for key in columns))
-    out.print()
-    out.print(table)
+    print()
+    print_columns(
+        "",
+        [
+            Column(
+                title=title,
+                cells=[str(rank[key]) for rank in ranks],
+                justify="left" if title in ("host", "device") else "right",
+            )
+            for key, title in columns.items()
+        ],
+    )
 
 
 def _gpu_texts(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:

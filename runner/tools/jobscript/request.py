@@ -16,7 +16,7 @@ from runner.launch.commands import MPIS, find_mpirun
 from runner.launch.target import find_target
 from runner.options.command import given_in
 from runner.tools.jobscript.template import fill_in
-from runner.tools.registry import tool_names, works_alone
+from runner.tools.registry import tool_names, tool_of
 from runner.training.settings import AUTO, shared_in
 
 
@@ -66,7 +66,7 @@ def job_script(options: Namespace) -> str:
     mpirun = _mpirun(mpi, has_modules=bool(options.modules)) if mpi in MPIS else ""
     given = shared_in(given_in(options.arguments), "resume", "requeue") if kind == "workload" else {}
     _refuse_requeue(options, kind, given)
-    is_alone = works_alone("" if options.form else options.target)
+    is_alone = not (options.form or tool_of(options.target).needs_rendezvous)
     target = [*filter(None, [options.form]), options.target, *options.arguments]
     if options.requeue and kind == "workload":
         for option in (["--resume", AUTO], _requeue_option(options)):

@@ -51,8 +51,7 @@ def plan(job: Job, argv: list[str]) -> None:
         )
     check_output(given.json, given.plot)
     # After the checks, because these import torch.
-    from runner.tools.plan.capturing import fake_process_group
-    from runner.tools.plan.planner import MOST, Planner
+    from runner.tools.plan.planner import MOST, Planner, fake_process_group
     from runner.tools.plan.ranking import reason
     from runner.tools.plan.report import as_json, plot_plan, print_table
 

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from runner.base.errors import UsageError
 from runner.job import Job
 from runner.options.command import Given
 from runner.parallel.batch_forms import parts_of, with_tensors
+from runner.parallel.mesh import Degrees, lay_out
 from runner.parallel.precision import named, of_inputs
-from runner.tools.plan.capturing import capture
 from runner.tools.plan.layouts import PER_HOST, Candidate, Cluster, candidates
 from runner.tools.plan.optimizers import state_rule
 from runner.tools.plan.planning import Planned, plan_layout
 from runner.tools.plan.ranking import ranked
 from runner.tools.plan.tracing import Tracer
 from runner.tools.tables.table import show_progress
+from runner.tools.workloads import load_workload, training_of
 from runner.training.data.feeds import order_of, with_batch_of
 from runner.training.data.loading import Reading
 from runner.training.data.samples import look_at
 from runner.training.data.source import source_of
+from runner.training.run import Run
+from runner.versions.torch_private import FakeStore  # also registers the backend
 
 MOST = 4096  # GPUs up to which it is searched for what fits
 
@@ -34,11 +39,20 @@ class Planner:
     """Plans the layouts of any cluster for one workload, and follows the workload's model once for each way that matters."""
 
     def __init__(self, job: Job, workload: str, wanted: Mapping[str, Any], given: Given) -> None:
-        """Run the workload up to its training, and make its model without memory."""
-        captured = capture(job, workload, given.without_parallel(_shaping(wanted)))
-        self._task = captured.task
+        """Run the workload up to its training, as one rank would, and make its model without memory.
+
+        Raises:
+            UsageError: it is no workload, an argument is wrong, or it trains without ``fit()``.
+        """
+        module = load_workload(workload, "plan")
+        run = Run(job=job, workload=workload, layout=lay_out(job.topology, Degrees.of(1)))
+        with fake_process_group(1):
+            found = training_of(module, run, given.without_parallel(_shaping(wanted)))
+        if found is None:
+            raise UsageError(f"{workload} trains without fit(), so there is no task to plan for")
+        self._task, options = found
         source = source_of(self._task)
-        self._options = own = with_batch_of(source, captured.options)
+        self._options = own = with_batch_of(source, options)
         if not source.is_stream:
             keys = order_of(source, 0, 1, own).first(1)
             form = parts_of if self._task.batch_loss is None else with_tensors
@@ -111,3 +125,13 @@ def _shaping(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of parallelism by which a workload may make another task."""
     shaping = {name: True for name in ("sequence_parallel", "loss_parallel") if wanted.get(name)}
     return shaping | {"tp": max(2, wanted.get("tp", 2))} if shaping else {}
+
+
+@contextmanager
+def fake_process_group(ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of a default process group of so many ranks, which exchanges nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

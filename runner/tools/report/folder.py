@@ -15,11 +15,11 @@ from runner.base.errors import EXIT_REQUEUE, UsageError
 from runner.guard.report.history import path_of_history
 from runner.guard.report.rank_state import FOLDER, RankState, path_of, read_states
 from runner.tools.report.ranks import RankTimes, Sample, rank_times
+from runner.tools.top.verdicts import SILENT_INTERVALS, SILENT_SECONDS
 
 _FIX = "name the --log-dir or the --checkpoint-dir of a run, or supervise's --log-dir"
 _RUN, _METRICS, _SETTINGS, _ATTEMPTS = "run.json", "metrics.jsonl", "settings.toml", "attempts.jsonl"
 _NO_CURVES = ("format", "step", "epoch", "cpu", "memory", "gpu", "gpu_memory")  # fields of metrics.jsonl
-_SILENT_SECONDS, _SILENT_INTERVALS = 10.0, 3  # a rank without a new state for so long no longer runs; `top` agrees
 _PHASES_WITHOUT_STEPS = ("starting", "evaluating", "saving", "done", "ended")
 
 _MOST = 1e300  # larger numbers have no place on an axis
@@ -57,7 +57,7 @@ class RunFolder:
             return ("saved", "ended early; start the run again") if EXIT_REQUEUE in codes else ("done", "")
         newest = max((one.time or 0.0 for one in self.states), default=0.0)
         interval = max(one.interval or 0.0 for one in self.states)
-        if now - newest > max(_SILENT_SECONDS, _SILENT_INTERVALS * interval):
+        if now - newest > max(SILENT_SECONDS, SILENT_INTERVALS * interval):
             return "silent", "the ranks stopped to write their states, and wrote no end"
         return "running", "make this page again for newer numbers"
 

@@ -14,17 +14,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """A size that was measured: seconds of a step, and how far its rounds are from them, relative to them."""
-
-    ranks: int
-    seconds: float
-    spread: float = 0.0
+if TYPE_CHECKING:
+    from runner.tools.scale.study import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +43,7 @@ class Fit:
         return self.seconds(ranks) / (1 + share), self.seconds(ranks) * (1 + share)
 
 
-def fit(points: Sequence[Point], *, weak: bool) -> Fit | None:
+def fit(points: Sequence[Size], *, weak: bool) -> Fit | None:
     """The curve through the points; None: there are fewer than two sizes.
 
     With two sizes it has no b. Each point is left out in turn, where three are left, and predicted from the others.
@@ -71,7 +66,7 @@ def _terms(ranks: float, *, weak: bool) -> np.ndarray:
     return np.array([1.0 if weak else 1.0 / ranks, exchanges, exchanges * ranks])
 
 
-def _fit(points: Sequence[Point], *, weak: bool) -> Fit:
+def _fit(points: Sequence[Size], *, weak: bool) -> Fit:
     """Least squares of relative deviations with no negative coefficient: the best of a, b, both or none beside c."""
     seconds = np.array([point.seconds for point in points])
     weights = 1 / seconds

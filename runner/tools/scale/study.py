@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.errors import UsageError
-from runner.tools.scale.fit import Fit, Point, fit
+from runner.tools.scale.fit import Fit, fit
 
 _FORMAT = 2
 STRONG, WEAK = "strong", "weak"
@@ -91,8 +91,7 @@ class Study:
 
     def fit(self) -> Fit | None:
         """Return the curve through the sizes; None: there is one at most."""
-        points = [Point(ranks=size.ranks, seconds=size.seconds, spread=size.spread) for size in self.measured]
-        return fit(points, weak=self.scaling == WEAK)
+        return fit(self.measured, weak=self.scaling == WEAK)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")

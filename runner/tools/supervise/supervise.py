@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from signal import SIGUSR1, Signals
@@ -46,7 +47,7 @@ from runner.options.parsing import Parser
 from runner.tools.registry import summaries
 from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
-from runner.tools.supervise.report import print_report
+from runner.tools.tables.table import Column, print_columns
 from runner.training.settings import shared_in
 
 _LOG = "attempts.jsonl"
@@ -63,7 +64,7 @@ def supervise(job: Job, argv: list[str]) -> None:
     del job
     given = _parser().parse_args(argv)
     if given.report is not None:
-        print_report(given.report / _LOG)
+        _print_report(given.report / _LOG)
         return
     given.log_dir = given.log_dir.resolve()  # the launcher may start the ranks in another folder
     end, place = _places_in(given.command)
@@ -317,6 +318,26 @@ def _without(hosts: CommandHosts, left_out: list[str], min_ranks: int | None) ->
     if ranks is not None and ranks < (min_ranks or hosts.ranks or 0):
         return f"without {without} there is room for {ranks} ranks, on {on}", ""
     return "", f"started again without {without}, on {on}" + (f" with {ranks} ranks" if ranks is not None else "")
+
+
+def _print_report(log: Path) -> None:
+    """Print a row per attempt."""
+    try:
+        attempts = read_attempts(log)
+    except OSError as error:
+        raise UsageError(f"--report: cannot read {log}: {error.strerror}", fix="name supervise's --log-dir") from None
+    began = [datetime.fromtimestamp(one.began).strftime("%m-%d %H:%M:%S") for one in attempts]
+    causes = ["" if one.rank is None else f"rank {one.rank} on {one.host}: {one.what}" for one in attempts]
+    columns = [
+        Column(title="attempt", cells=[str(one.number) for one in attempts]),
+        Column(title="began", cells=began, justify="left"),
+        Column(title="seconds", cells=[f"{one.seconds:.1f}" for one in attempts]),
+        Column(title="code", cells=[str(one.code) for one in attempts]),
+        Column(title="step", cells=["" if one.step is None else str(one.step) for one in attempts]),
+        Column(title="cause", cells=causes, justify="left"),
+        Column(title="then", cells=[one.next for one in attempts], justify="left"),
+    ]
+    print_columns("", columns)
 
 
 def _cause(attempt: Attempt) -> str:

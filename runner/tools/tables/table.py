@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WHOLE = 1000  # columns for a pipe or a file, which has no width: lines must not be broken there
+GAP = 2  # spaces between the columns of a table
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -34,6 +35,12 @@ class Column:
     cells: Sequence[str]
     justify: Literal["left", "right"] = "right"
     spared: int = 0  # if the terminal is too narrow, columns are left out from the largest number down; 0 always stays
+
+    @property
+    def width(self) -> int:
+        from rich.cells import cell_len
+
+        return max(map(cell_len, (*self.title.splitlines(), *self.cells)), default=0)
 
 
 def console() -> Console:
@@ -59,26 +66,35 @@ def _launchers_width() -> int:
         os.close(terminal)
 
 
+def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
+    """The columns that fit a width, and the titles of those that are left out."""
+    shown = list(columns)
+    while sum(column.width + GAP for column in shown) - GAP > width and any(column.spared for column in shown):
+        shown.remove(max(shown, key=lambda column: column.spared))
+    return shown, [" ".join(column.title.split()) for column in columns if column not in shown]
+
+
 def print_columns(title: str, columns: Sequence[Column]) -> None:
     """Print a table. Columns that do not fit the terminal are left out and named below."""
     from rich.table import Table
 
-    out, shown = console(), list(columns)
-    while True:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in shown:
-            table.add_column(column.title, justify=column.justify)
-        for cells in zip(*(column.cells for column in shown), strict=True):
-            table.add_row(*cells)
-        width = out.measure(table, options=out.options.update(width=_WHOLE)).maximum
-        if width <= out.width or not any(column.spared for column in shown):
-            break
-        shown.remove(max(shown, key=lambda column: column.spared))
-    out.print(title, style="italic", markup=False)
+    out = console()
+    shown, left_out = fitting(columns, out.width)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in shown:
+        table.add_column(column.title, justify=column.justify)
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*cells)
+    if title:
+        out.print(title, style="italic", markup=False)
     out.print(table)
-    left_out = [" ".join(column.title.split()) for column in columns if column not in shown]
-    if left_out:
-        out.print(f"no room for: {', '.join(left_out)}", style="dim", markup=False)
+    print_left_out(out, left_out)
+
+
+def print_left_out(out: Console, titles: Sequence[str]) -> None:
+    """Name the columns for which the terminal is too narrow."""
+    if titles:
+        out.print(f"no room for: {', '.join(titles)}", style="dim", markup=False)
 
 
 def show_progress(text: str) -> None:

@@ -28,7 +28,7 @@ from runner.guard.report.rank_state import FOLDER, read_states
 from runner.job import Job
 from runner.launch.launcher_processes import on_terminal
 from runner.options.parsing import Parser
-from runner.tools.tables.table import console
+from runner.tools.tables.table import console, print_left_out
 from runner.tools.top.verdicts import facts, judge, overview
 from runner.tools.top.view import TITLE_LINES, head, table
 
@@ -112,6 +112,5 @@ def _print_once(folder: Path) -> None:
         ranks, left_out = table(verdicts, job, out.width)
         out.print()
         out.print(ranks)
-        if left_out:
-            out.print(f"no room for: {', '.join(left_out)}", style="dim", markup=False)
+        print_left_out(out, left_out)
         out.print(f"\nall of it as a page: {COMMAND} report {shlex.quote(str(folder))}", style="dim", markup=False)

@@ -18,8 +18,8 @@ TROUBLE = STATUSES[:4]
 _STANDING = {"failed", "missing", "stuck"}  # a job with such a rank does not continue
 
 # A rank is missing if it has not written for so many seconds or intervals, whichever is more,
-_SILENT_SECONDS = 10.0
-_SILENT_INTERVALS = 3
+SILENT_SECONDS = 10.0
+SILENT_INTERVALS = 3
 # stuck without progress for so many seconds or median step times,
 _STUCK_SECONDS = 30.0
 _STUCK_STEPS = 20
@@ -156,7 +156,7 @@ def _missing(state: RankState, now: float) -> RankVerdict | None:
     if state.time is None:
         return RankVerdict(status="missing", state=state, why=state.what or "it has not written its state")
     silent = now - state.time
-    if silent <= max(_SILENT_SECONDS, _SILENT_INTERVALS * (state.interval or 0.0)):
+    if silent <= max(SILENT_SECONDS, SILENT_INTERVALS * (state.interval or 0.0)):
         return None
     idle = None if state.progress is None else max(silent, now - state.progress)
     why = f"it has not written its state for {duration_text(silent)}{_reported(state)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.base.quantities import clock_text, duration_text, short_text
 from runner.rendezvous.records.topology import ranks_text
-from runner.tools.tables.table import Column
+from runner.tools.tables.table import GAP, Column, fitting
 from runner.tools.top.verdicts import TROUBLE, Overview, RankVerdict
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _STYLES = {"failed": "bold red", "missing": "red", "stuck": "magenta", "slow": "yellow", "ended": "dim"}
-_GAP = 2  # spaces between columns
 TITLE_LINES = 2  # of the table
 
 
@@ -41,27 +40,13 @@ def table(
     columns, left_out = fitting(_columns(verdicts, job), width)
     shown = Table(box=None, padding=0, pad_edge=False, header_style="bold")
     for column in columns:
-        shown.add_column(column.title, justify=column.justify, no_wrap=True, min_width=_width(column))
-        shown.add_column(width=_GAP)  # rich before 14.3 adds padding to min_width, also where the edge has none
+        shown.add_column(column.title, justify=column.justify, no_wrap=True, min_width=column.width)
+        shown.add_column(width=GAP)  # rich before 14.3 adds padding to min_width, also where the edge has none
     shown.columns.pop()
     for number, one in list(enumerate(verdicts))[:rows]:
         cells = [cell for column in columns for cell in (Text(column.cells[number]), "")]
         shown.add_row(*cells[:-1], style=_STYLES.get(one.status))
     return shown, left_out
-
-
-def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
-    """The columns that fit a width, and the titles of those that are left out."""
-    shown = list(columns)
-    while sum(map(_width, shown)) + _GAP * (len(shown) - 1) > width and any(column.spared for column in shown):
-        shown.remove(max(shown, key=lambda column: column.spared))
-    return shown, [" ".join(column.title.split()) for column in columns if column not in shown]
-
-
-def _width(column: Column) -> int:
-    from rich.cells import cell_len
-
-    return max(map(cell_len, (*column.title.splitlines(), *column.cells)), default=0)
 
 
 def _job_lines(job: Overview, folder: str) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy
 import torch
@@ -26,17 +27,27 @@ def seed_random_numbers(seed: int, step: int, rank: int, device: torch.device) -
 @contextmanager
 def own_random_numbers(source: str, device: torch.device = _CPU) -> Iterator[None]:
     """Random numbers of all these kinds that depend on a text only; those outside continue as if none had been drawn inside."""
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    of_device = torch.get_device_module(device).get_rng_state(device) if is_gpu(device) else None
+    states = random_states(device)
     _seed_from(source, device)
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        numpy.random.set_state(states[2])
-        if of_device is not None:
-            torch.get_device_module(device).set_rng_state(of_device, device)
+        set_random_states(states, device)
+
+
+def random_states(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of all generators from which a step may draw."""
+    of_device = torch.get_device_module(device).get_rng_state(device) if is_gpu(device) else None
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state(), of_device
+
+
+def set_random_states(states: tuple[Any, ...], device: torch.device) -> None:
+    """Continue with states that ``random_states`` has returned."""
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
+    if states[3] is not None:
+        torch.get_device_module(device).set_rng_state(states[3], device)
 
 
 def _seed_from(source: str, device: torch.device) -> None:

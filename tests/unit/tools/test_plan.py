@@ -20,10 +20,10 @@ from runner.options.command import given_in
 from runner.parallel.mesh import lay_out
 from runner.parallel.settings import ParallelSettings
 from runner.parallel.task import Plan, Task
-from runner.tools.plan.capturing import fake_process_group
 from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.memory import Memory
 from runner.tools.plan.optimizers import state_rule
+from runner.tools.plan.planner import fake_process_group
 from runner.tools.plan.planning import Planned, check_supported, plan_layout
 from runner.tools.plan.ranking import ranked, reason
 from runner.tools.plan.report import flags

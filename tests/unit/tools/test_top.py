@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from runner.guard.report.rank_state import RankState, parse, read_states
-from runner.tools.tables.table import Column
+from runner.tools.tables.table import Column, fitting
 from runner.tools.top.verdicts import STATUSES, facts, judge, overview
-from runner.tools.top.view import fitting, head, table
+from runner.tools.top.view import head, table
 
 NOW = 1_763_841_600.0
 

@@ -58,7 +58,7 @@ def two_parts() -> Iterator[nn.Module]:
     from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
     from runner.parallel.sharded import shard_layers
-    from runner.tools.plan.capturing import fake_process_group
+    from runner.tools.plan.planner import fake_process_group
 
     with fake_process_group(4):
         model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6))
