@@ -72,7 +72,7 @@ def _not_installed(packages: list[str], needed_by: str) -> UsageError:
 
 def _does_not_load(package: str, needed_by: str, error: Exception) -> UsageError:
     what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    beside = f"{package} {_version(package)} does not load beside torch {torch_build().version}"
+    beside = f"{package} {version_of(package)} does not load beside torch {torch_build().version}"
     return UsageError(f"{needed_by} needs {package}, and {beside} ({what})", fix=_command(package))
 
 
@@ -80,15 +80,15 @@ def _command(*packages: str) -> str:
     words = ["pip", "install"]
     for package in packages:
         fitting = torchvision_for(torch_build().version) if package == "torchvision" else ""
-        if fitting and fitting == _version(package).partition("+")[0]:  # it is there, and broken
+        if fitting and fitting == version_of(package).partition("+")[0]:  # it is there, and broken
             words += ["--force-reinstall", "--no-deps"]
         words.append(f"{package}=={fitting}" if fitting else package)
-    if "torchvision" in packages and "+" in _version("torch"):
-        words[-1] += f", with the --index-url that torch {_version('torch')} is from"
+    if "torchvision" in packages and "+" in version_of("torch"):
+        words[-1] += f", with the --index-url that torch {version_of('torch')} is from"
     return " ".join(words)
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     """Return a package's installed version (without the local part that torch itself shows); "" if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 

@@ -18,6 +18,9 @@ from runner.guard.report.board import ENDED
 
 FORMAT = 1  # of the file
 FOLDER = "state"  # in the folder of a job
+# A rank is missing if it has not written its state for so many seconds or intervals, whichever is more.
+SILENT_SECONDS = 10.0
+SILENT_INTERVALS = 3
 _NAME = re.compile(r"rank-(\d+)\.json")
 
 

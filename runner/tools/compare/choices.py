@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from runner.backends.registry import backends
@@ -67,16 +66,6 @@ def chosen(job: Job, wanted: Sequence[str] | None, arguments: Sequence[str]) -> 
     return list({choice.name: choice for choice in (_choice(job, text, arguments) for text in wanted)}.values())
 
 
-@contextmanager
-def about(name: str) -> Iterator[None]:
-    """Say in an error's message which engine it is about."""
-    try:
-        yield
-    except UsageError as error:
-        error.message = f"--engines {name}: {error.message}"
-        raise
-
-
 @raised_on_all_ranks()
 def supported(choices: Sequence[Choice], options: ParallelSettings, *, asked_for: bool) -> list[Choice]:
     """The engines, without DDP by hand if it does not know the workload's options.
@@ -131,13 +120,16 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
     if (backend and backend not in BACKENDS) or (is_library and backend):
         raise UsageError(_no_engine(text))
     backend = "" if is_library else backend or network_backend(job)
-    with about(text):
+    try:
         if problem := backends()[backend or kind].unavailable_reason(job):
             raise UsageError(problem)
         if kind == BARE and flags:
             raise UsageError(f"DDP by hand takes no {' '.join(flags)}", fix="leave it out, or take ddp")
         strategy = [] if kind == BARE else [f"--strategy={kind}"]
         layout = lay_out(job.topology, given_in([*arguments, *strategy, *flags]).parallel().degrees(job.size))
+    except UsageError as error:
+        error.message = f"--engines {text}: {error.message}"
+        raise
     if flags or kind not in (BARE, ParallelSettings.strategy):
         flags = [*strategy, *flags]
     name = ":".join(filter(None, (how, backend)))

@@ -174,7 +174,8 @@ class Turns:
         self._built[name] = engine, batches
         for _ in range(_WARM_UP):
             engine.step(next(batches))
-        entrant.memory = _peak(device) - before
+        peak = torch.accelerator.max_memory_allocated(device) if is_gpu(device) else _from_status("VmHWM")
+        entrant.memory = peak - before
         self._random[name] = random_states(device)
 
     def _turn(self, entrant: Entrant) -> None:
@@ -278,10 +279,6 @@ def _reset_peak(device: torch.device) -> int:
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak of the resident set
     return _from_status("VmRSS")
-
-
-def _peak(device: torch.device) -> int:
-    return torch.accelerator.max_memory_allocated(device) if is_gpu(device) else _from_status("VmHWM")
 
 
 def _from_status(field: str) -> int:

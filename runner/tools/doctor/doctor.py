@@ -17,15 +17,7 @@ from runner.backends.registry import backends
 from runner.job import Job
 from runner.options.parsing import Parser
 from runner.rendezvous.transport.control_channel import ControlChannel
-from runner.tools.doctor import (
-    file_checks,
-    gpu_checks,
-    host_checks,
-    launch_checks,
-    network_checks,
-    software_checks,
-    speed_checks,
-)
+from runner.tools.doctor import file_checks, gpu_checks, host_checks, launch_checks, network_checks, speed_checks
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
 from runner.tools.tables.output import libraries_print_on_stderr
 from runner.tools.tables.table import Row, print_rows, show_progress
@@ -45,10 +37,10 @@ CHECKS = (
     Check(name="shared memory", function=host_checks.shared_memory),
     Check(name="limits", function=host_checks.limits),
     Check(name="working folder", function=file_checks.working_folder, within=8.0),
-    Check(name="torch", function=software_checks.torch_import, within=60.0),
+    Check(name="torch", function=launch_checks.torch_import, within=60.0),
     Check(name="GPUs", function=gpu_checks.gpus, within=20.0, after=("torch",)),
     *(
-        Check(name=known.title, function=software_checks.backend(known), within=known.patience, after=("torch",))
+        Check(name=known.title, function=launch_checks.backend(known), within=known.patience, after=("torch",))
         for known in backends().values()
         if known.title
     ),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from runner.job import Job
@@ -17,7 +18,7 @@ _SKEW = 2.0  # seconds between the first and the last rank to begin a check
 _LARGE = 128  # ranks; a larger job gets proportionally more time
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     """What a check found, and the fix."""
 
@@ -26,16 +27,7 @@ class Verdict:
     fix: str = ""
 
 
-def ok(detail: str) -> Verdict:
-    return Verdict(status="ok", detail=detail)
-
-
-def warn(detail: str, fix: str) -> Verdict:
-    return Verdict(status="warn", detail=detail, fix=fix)
-
-
-def fail(detail: str, fix: str) -> Verdict:
-    return Verdict(status="fail", detail=detail, fix=fix)
+ok, warn, fail = partial(Verdict, "ok"), partial(Verdict, "warn"), partial(Verdict, "fail")
 
 
 class _Ended(Exception):

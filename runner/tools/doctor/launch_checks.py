@@ -1,20 +1,23 @@
-"""Which ranks were started, where, and with which software."""
+"""Which ranks were started, where, and with which software: versions, settings, torch and its backends."""
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+import time
 
+from runner.backends.backend import Backend
 from runner.backends.registry import backends
 from runner.job import Job
 from runner.launch.detect import unused_tasks
 from runner.launch.launchers import SINGLE
 from runner.rendezvous.records.compatibility import VERSIONS
 from runner.rendezvous.transport.endpoint import NoMpi
-from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, ok, warn
+from runner.tools.doctor.examine import CheckFunction, Team, Verdict, counted, fail, grouped, ok, warn, where
+from runner.versions.extras import version_of
 from runner.versions.features import FEATURES, RUNNER, lacking, number_of
 
+_SLOW_IMPORT = 15.0  # seconds; on a local disk it takes 1.3 to 1.9 (measured, torch 2.14)
 _PACKAGES = ("torchvision", "numpy", *(backend.package for backend in backends().values() if backend.package))
 
 
@@ -44,7 +47,8 @@ def launcher(job: Job, team: Team) -> Verdict:
 def ranks(job: Job, team: Team) -> Verdict:
     """How many ranks are on which host, and whether all hosts and tasks of the job are used."""
     team.gather("")
-    tasks = unused_tasks(job.context.environment) if _started_alone(job) else 0
+    is_alone = job.context.launcher == SINGLE and not job.context.is_chosen  # no launcher started this process
+    tasks = unused_tasks(job.context.environment) if is_alone else 0
     if tasks:
         return warn(
             f"one process, started by no launcher, while the scheduler's job has {tasks} tasks: it would train alone",
@@ -73,14 +77,9 @@ def ranks(job: Job, team: Team) -> Verdict:
     return ok(text)
 
 
-def _started_alone(job: Job) -> bool:
-    """Whether no launcher started this process, and the user did not choose a single process."""
-    return job.context.launcher == SINGLE and not job.context.is_chosen
-
-
 def versions(job: Job, team: Team) -> Verdict:
     """Whether all ranks have the same Python, torch and packages."""
-    found = team.gather({name: _version(name) for name in _PACKAGES})
+    found = team.gather({name: version_of(name) for name in _PACKAGES})
     for rank, record in enumerate(job.topology.records):
         found[rank] = {name: getattr(record, name) for name in VERSIONS} | found[rank]
     differing = [name for name in found[0] if len({versions[name] for versions in found}) > 1]
@@ -94,13 +93,6 @@ def versions(job: Job, team: Team) -> Verdict:
     return ok(f"{text}; not with this torch: {lacks}" if lacks and found[0]["torch"] else text)
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 def settings(job: Job, team: Team) -> Verdict:
     """Whether the variables that the user has set, which the runner keeps, are the same on all ranks."""
     kept = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
@@ -112,3 +104,41 @@ def settings(job: Job, team: Team) -> Verdict:
         texts = [f"{n}: {grouped([o.get(n) or 'unset' for o in everyone], job.topology)}" for n in names]
         return warn("your settings differ: " + " | ".join(texts), "export them on all hosts alike (mpirun -x NAME)")
     return ok(", ".join(f"{name}={value}" for name, value in everyone[0].items()) or "none of yours")
+
+
+def torch_import(job: Job, team: Team) -> Verdict:
+    """How long ``import torch`` takes on each host, with all its ranks at once."""
+    start = time.monotonic()
+    import torch
+
+    found = team.gather([time.monotonic() - start, torch.__version__])
+    per_host = {host.name: max(found[rank][0] for rank in host.ranks) for host in job.topology.hosts}
+    slowest, fastest = max(per_host, key=per_host.__getitem__), min(per_host.values())
+    text = f"import torch takes {per_host[slowest]:.1f} s on {slowest}"
+    if len(per_host) > 1:
+        text += f", {fastest:.1f} s on the fastest host"
+    if per_host[slowest] > _SLOW_IMPORT:
+        return warn(
+            text, "install torch on a faster file system (local disk, a container image), or start fewer ranks per host"
+        )
+    return ok(text)
+
+
+def backend(of: Backend) -> CheckFunction:
+    """The check of a backend: whether it loads, and is the same on all ranks."""
+
+    def check(job: Job, team: Team) -> Verdict:
+        own = of.examine(job)
+        found = team.gather([own.text, own.problem])
+        broken = [rank for rank, (_, problem) in enumerate(found) if problem]
+        if broken:
+            return warn(
+                f"installed, but it does not load on {where(broken, job.topology)}: {found[broken[0]][1]}",
+                "build it against the torch and the MPI in use, or uninstall it",
+            )
+        texts = [text for text, _ in found]
+        if len(set(texts)) > 1:
+            return warn(grouped(texts, job.topology), "install the same on all hosts")
+        return ok(texts[0])
+
+    return check

@@ -1,4 +1,4 @@
-"""``python -m runner explain``: what the ranks are, where they meet, which devices and threads they use, and why.
+"""``python -m runner explain``: show the ranks, where they meet, which devices and threads they use, and why.
 
 Under any launcher, for example ``mpirun -np 4 python -m runner explain``. ``--json`` prints one object. With a workload's
 options of parallelism (``explain --tp 2 --pp 2``) it shows which rank gets which part of the model and the data.
@@ -106,7 +106,6 @@ def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
 
 def _print_tables(facts: dict[str, Any]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     launcher, endpoint, rendezvous, ranks = facts["launcher"], facts["endpoint"], facts["rendezvous"], facts["ranks"]
     lines = [
@@ -132,11 +131,13 @@ def _print_tables(facts: dict[str, Any]) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in lines:
-        grid.add_row(label, Text(text))
+        grid.add_row(label, text)
     out.print(grid)
     columns = {"rank": "rank", "host": "host", "local_rank": "local rank", "device": "device", "cores": "cores"}
     columns |= {"threads": "threads", "pid": "process"}
-    ranks = [rank | _texts_of(rank["mesh"]) for rank in ranks]
+    for rank in ranks:
+        rank |= {name: rank["mesh"][dimension] for name, dimension in _MESH.items()}
+        rank["stages"] = ", ".join(map(str, rank["mesh"]["stages"]))
     if any(number > 1 for name, number in facts["mesh"].items() if name != "replicate"):
         columns |= {name: name for name in _MESH if facts["mesh"][_MESH[name]] > 1}
     print()
@@ -167,11 +168,6 @@ _MESH = {
     "shard": "shard",
     "part of layers": "tensor",
 }  # column: dimension
-
-
-def _texts_of(place: dict[str, Any]) -> dict[str, str]:
-    stages = ", ".join(map(str, place["stages"]))
-    return {name: str(place[dimension]) for name, dimension in _MESH.items()} | {"stages": stages}
 
 
 def _setting(pair: tuple[str, str]) -> str:

@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from runner.base.errors import UsageError
@@ -89,7 +90,7 @@ def request_parser() -> Parser:
     add("--name", type=_word, default="train", help="name of the job (default: train)")
     add(
         "--log",
-        type=_path_word,
+        type=partial(_word, also="/%"),
         metavar="FILE",
         help="write what the job prints there; %%-signs are the scheduler's, e.g. logs/%%j.out in an existing folder "
         "(default: NAME-JOBID.out; PBS: NAME.oJOBID)",
@@ -189,10 +190,6 @@ def _word(text: str, also: str = "") -> str:
     if not re.fullmatch(rf"[\w.:+@=,{also}-]+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not one word of letters, digits and . : + @ = , _ {also} -")
     return text
-
-
-def _path_word(text: str) -> str:
-    return _word(text, "/%")
 
 
 def _directive(text: str) -> str:

@@ -132,9 +132,6 @@ def _print_remarks(problem: str, left_out: Counter[str]) -> None:
     if problem or left_out:
         out.print()
     if problem:
-        out.print(
-            f"activations are estimated as 8 bytes per parameter, as the model cannot be followed ({problem})",
-            markup=False,
-        )
+        out.print(f"activations are estimated as 8 bytes per parameter, as the model cannot be followed ({problem})")
     for reason, number in left_out.items():
-        out.print(f"left out: {number} layout{'s' * (number > 1)}: {reason}", style="dim", markup=False)
+        out.print(f"left out: {number} layout{'s' * (number > 1)}: {reason}", style="dim")

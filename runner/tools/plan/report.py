@@ -60,13 +60,13 @@ def print_table(title: str, plans: Sequence[Planned], reason: str, limit: float)
     print_columns(title, columns)
     out = console()
     if len(plans) > len(shown):
-        out.print(f"and {len(plans) - len(shown)} more (--json has all)", style="dim", markup=False)
+        out.print(f"and {len(plans) - len(shown)} more (--json has all)", style="dim")
     out.print()
     if plans[0].memory.total > limit:
-        out.print(f"none: {reason}", markup=False)
+        out.print(f"none: {reason}")
     else:
-        out.print(f"take {flags(plans[0])}", style="bold", markup=False)
-        out.print(f"because {reason}", markup=False)
+        out.print(f"take {flags(plans[0])}", style="bold")
+        out.print(f"because {reason}")
 
 
 def as_json(one: Planned, limit: float) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from typing import Any
 
 from runner.base.errors import EXIT_REQUEUE, UsageError
 from runner.guard.report.history import path_of_history
-from runner.guard.report.rank_state import FOLDER, RankState, path_of, read_states
+from runner.guard.report.rank_state import FOLDER, SILENT_INTERVALS, SILENT_SECONDS, RankState, path_of, read_states
 from runner.tools.report.ranks import RankTimes, Sample, rank_times
-from runner.tools.top.verdicts import SILENT_INTERVALS, SILENT_SECONDS
 
 _FIX = "name the --log-dir or the --checkpoint-dir of a run, or supervise's --log-dir"
 _RUN, _METRICS, _SETTINGS, _ATTEMPTS = "run.json", "metrics.jsonl", "settings.toml", "attempts.jsonl"

@@ -43,7 +43,7 @@ class Fit:
         return self.seconds(ranks) / (1 + share), self.seconds(ranks) * (1 + share)
 
 
-def fit(points: Sequence[Size], *, weak: bool) -> Fit | None:
+def fit_of(points: Sequence[Size], *, weak: bool) -> Fit | None:
     """The curve through the points; None: there are fewer than two sizes.
 
     With two sizes it has no b. Each point is left out in turn, where three are left, and predicted from the others.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.tools.scale.study import Size, Study
+from runner.tools.scale.fit import fit_of
+from runner.tools.scale.study import WEAK, Size, Study
 from runner.tools.tables.plot import draw_line, new_figure, scale_by_two
 from runner.tools.tables.table import Column, print_columns
 
@@ -78,7 +79,7 @@ def print_study(study: Study) -> None:
         print_columns(f"{study.target}, {study.scaling} scaling", columns)
         if base.ranks > 1:
             print(f"speed-up and efficiency are over {base.ranks} ranks, the smallest size that was measured")
-    if (fit := study.fit()) is not None:
+    if (fit := fit_of(study.measured, weak=study.scaling == WEAK)) is not None:
         costs = f"c {1e3 * fit.c:.2f} ms, a {1e3 * fit.a:.2f} ms, b {1e3 * fit.b:.3f} ms"
         print(f"a step on n ranks takes about {'c' if fit.weak else 'c/n'} + a + b·n: {costs}")
         if fit.errors:
@@ -156,7 +157,7 @@ def plot_studies(studies: Sequence[tuple[str, Study]], path: str) -> None:
 
 def _draw(axis: Any, study: Study, *, per_rank: bool, **style: Any) -> None:
     """Draw a study's speed-ups, or its efficiencies, and those of the fitted curve, dashed."""
-    rows, fit = study.measured, study.fit()
+    rows, fit = study.measured, fit_of(study.measured, weak=study.scaling == WEAK)
     base, ranks = rows[0], [size.ranks for size in rows]
     values = [study.efficiency(size) if per_rank else study.speed_up(size) for size in rows]
     spread = [value * size.spread for value, size in zip(values, rows, strict=True)]

@@ -1,4 +1,4 @@
-"""``python -m runner scale``: does it scale? Run a command on several numbers of ranks, in turn, and compare their speeds.
+"""``python -m runner scale``: measure strong and weak scaling: run a command on several numbers of ranks, in turn.
 
     python -m runner scale workloads.resnet --batch-size 32
     python -m runner scale --ranks 1,2,4 --batch-size 32 train.py --lr 0.1
@@ -28,6 +28,7 @@ from argparse import REMAINDER, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from runner.base.command_name import places_in
 from runner.base.errors import RunnerError, UsageError
 from runner.base.quantities import positive, positive_float, positives
 from runner.hardware.resources import resources
@@ -52,7 +53,6 @@ _LAUNCHERS = {  # by whom the ranks are started where no command is given; cores
     "intelmpi": "{mpirun} -n {ranks}",
 }
 _RUNNER = [sys.executable, "-m", "runner"]
-_PROGRAMS = ("torch-mpi-runner", "mpi_scripts.console")  # that are python -m runner
 _LONGEST = 1800.0  # seconds for a run
 _GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 _UNEVEN = 1.25  # the mean of steps over their median
@@ -183,10 +183,8 @@ def _measuring(command: Sequence[str], folder: Path) -> list[str]:
     Raises:
         UsageError: it starts no runner.
     """
-    for place, word in enumerate(command):
-        is_runner = word == "runner" and place and command[place - 1] == "-m"
-        if is_runner or os.path.basename(word) in _PROGRAMS:
-            return [*command[: place + 1], f"--measure={folder}", *command[place + 1 :]]
+    if places := places_in(command):
+        return [*command[: places[1]], f"--measure={folder}", *command[places[1] :]]
     raise UsageError(
         "the command does not start its ranks by the runner, which measures them",
         fix="put python -m runner before the script",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.errors import UsageError
-from runner.tools.scale.fit import Fit, fit
 
 _FORMAT = 2
 STRONG, WEAK = "strong", "weak"
@@ -88,10 +87,6 @@ class Study:
         """Return the speed-up over how many times as many ranks there are."""
         assert self.base is not None
         return self.speed_up(size) * self.base.ranks / size.ranks
-
-    def fit(self) -> Fit | None:
-        """Return the curve through the sizes; None: there is one at most."""
-        return fit(self.measured, weak=self.scaling == WEAK)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")

@@ -35,7 +35,7 @@ from functools import cache
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
-from runner.base.command_name import MODULES, SCRIPT
+from runner.base.command_name import places_in
 from runner.base.environment import unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.locks import held
@@ -108,17 +108,19 @@ def _start_until_done(
         folder = given.log_dir / f"attempt-{number}"
         is_last = number - earlier > given.max_restarts
         if signals.unsent:
-            _print(f"{_name_of(signals.unsent)}: not started")
-            return _code_of(signals.unsent)
+            name, code = _end_by(signals.unsent)
+            _print(f"{name}: not started")
+            return code
         attempt = run_attempt(number, command_of(folder), folder, signals)
         reason = _reason_to_end(attempt, last, given, is_workload=is_workload, is_last=is_last)
         how = "started again"
         if hosts is not None and not reason and (host := _host_to_leave(attempt, last, hosts)):
             left_out.append(host)
             reason, how = _without(hosts, left_out, given.min_ranks)
-        is_asked_to_end = bool(signals.unsent) and attempt.job_code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE)
-        if is_asked_to_end:
-            reason = f"{_name_of(signals.unsent)} came, so it is not started again"
+        code = attempt.job_code
+        if signals.unsent and code not in (EXIT_OK, EXIT_USAGE, EXIT_REQUEUE):
+            name, code = _end_by(signals.unsent)
+            reason = f"{name} came, so it is not started again"
         attempt = replace(attempt, next=reason or how)
         _note(log, attempt)
         if attempt.code == EXIT_OK:
@@ -127,7 +129,7 @@ def _start_until_done(
             f"attempt {number} ended with code {attempt.code} after {attempt.seconds:.0f} s{_cause(attempt)}: {attempt.next}"
         )
         if reason:
-            return _code_of(signals.unsent) if is_asked_to_end else attempt.job_code
+            return code
         last = attempt
     raise AssertionError  # count() does not end
 
@@ -172,19 +174,13 @@ def _note(log: Path, attempt: Attempt) -> None:
         _print_once(f"cannot write {log}: {error.strerror}; continuing without it")
 
 
-def _name_of(signals: list[int]) -> str:
-    return Signals(_strongest(signals)).name
+def _end_by(signals: list[int]) -> tuple[str, int]:
+    """Return the name of the signal that counts, one that ends if there is one, and the exit code.
 
-
-def _code_of(signals: list[int]) -> int:
-    """Nothing runs, so nothing has to be saved: a warning asks to be queued again."""
-    number = _strongest(signals)
-    return EXIT_REQUEUE if number == SIGUSR1 else 128 + number
-
-
-def _strongest(signals: list[int]) -> int:
-    """The signal that counts: one that ends, if there is one."""
-    return next((number for number in signals if number != SIGUSR1), SIGUSR1)
+    Nothing runs, so nothing has to be saved: a warning asks to be queued again.
+    """
+    number = next((number for number in signals if number != SIGUSR1), SIGUSR1)
+    return Signals(number).name, EXIT_REQUEUE if number == SIGUSR1 else 128 + number
 
 
 def _parser() -> Parser:
@@ -232,11 +228,8 @@ def _places_in(command: list[str]) -> tuple[int, int]:
     """
     if command[:1] == ["--"]:
         del command[0]
-    for place, (word, following) in enumerate(itertools.pairwise([*command, ""])):
-        if os.path.basename(word) == SCRIPT:
-            return place, place + 1
-        if word == "-m" and following in MODULES:
-            return place, place + 2
+    if places := places_in(command):
+        return places
     raise UsageError(
         "supervise: the command does not start a runner",
         fix="for example: supervise -- mpirun -np 4 python -m runner workloads.mnist --resume auto",

@@ -48,7 +48,7 @@ def console() -> Console:
     from rich.console import Console
 
     width = None if on_terminal() else _launchers_width()
-    return Console(highlight=False, emoji=False, force_terminal=on_terminal(), width=width)
+    return Console(markup=False, highlight=False, emoji=False, force_terminal=on_terminal(), width=width)
 
 
 def _launchers_width() -> int:
@@ -86,7 +86,7 @@ def print_columns(title: str, columns: Sequence[Column]) -> None:
     for cells in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*cells)
     if title:
-        out.print(title, style="italic", markup=False)
+        out.print(title, style="italic")
     out.print(table)
     print_left_out(out, left_out)
 
@@ -94,7 +94,7 @@ def print_columns(title: str, columns: Sequence[Column]) -> None:
 def print_left_out(out: Console, titles: Sequence[str]) -> None:
     """Name the columns for which the terminal is too narrow."""
     if titles:
-        out.print(f"no room for: {', '.join(titles)}", style="dim", markup=False)
+        out.print(f"no room for: {', '.join(titles)}", style="dim")
 
 
 def show_progress(text: str) -> None:
@@ -114,9 +114,7 @@ def print_rows(rows: Sequence[Row], thing: str, closing: str) -> None:
     table.add_column("")
     table.add_column("found", overflow="fold")
     for row in rows:
-        table.add_row(row.name, Text(row.status, style=STYLES[row.status]), Text(row.detail))
+        table.add_row(row.name, Text(row.status, style=STYLES[row.status]), row.detail)
     out.print(table)
     counts = {status: sum(1 for row in rows if row.status == status) for status in STYLES}
-    out.print(
-        "\n" + ", ".join(f"{number} {status}" for status, number in counts.items()) + f"; {closing}", markup=False
-    )
+    out.print("\n" + ", ".join(f"{number} {status}" for status, number in counts.items()) + f"; {closing}")

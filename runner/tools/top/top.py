@@ -113,4 +113,4 @@ def _print_once(folder: Path) -> None:
         out.print()
         out.print(ranks)
         print_left_out(out, left_out)
-        out.print(f"\nall of it as a page: {COMMAND} report {shlex.quote(str(folder))}", style="dim", markup=False)
+        out.print(f"\nall of it as a page: {COMMAND} report {shlex.quote(str(folder))}", style="dim")

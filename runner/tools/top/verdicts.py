@@ -10,17 +10,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.base.quantities import duration_text
-from runner.guard.report.rank_state import RankState
+from runner.guard.report.rank_state import SILENT_INTERVALS, SILENT_SECONDS, RankState
 
 # The statuses, in the order in which ranks are shown. The first ones need attention.
 STATUSES = ("failed", "missing", "stuck", "slow", "running", "ended")
 TROUBLE = STATUSES[:4]
 _STANDING = {"failed", "missing", "stuck"}  # a job with such a rank does not continue
 
-# A rank is missing if it has not written for so many seconds or intervals, whichever is more,
-SILENT_SECONDS = 10.0
-SILENT_INTERVALS = 3
-# stuck without progress for so many seconds or median step times,
+# A rank is stuck without progress for so many seconds or median step times,
 _STUCK_SECONDS = 30.0
 _STUCK_STEPS = 20
 # and slow if its step takes so many times the median.
@@ -75,7 +72,11 @@ def judge(states: Iterable[RankState], now: float) -> list[RankVerdict]:
     running = [state for state in ranks if not (_ended(state) or _missing(state, now))]
     median, own = _median_step(running), _median([state.own_seconds for state in running])
     verdicts = [
-        _ended(state) or _missing(state, now) or _stuck(state, median) or _slow(state, median, own) or _running(state)
+        _ended(state)
+        or _missing(state, now)
+        or _stuck(state, median)
+        or _slow(state, median, own)
+        or RankVerdict(status="running", state=state, why=state.what or "", idle=_idle(state))
         for state in ranks
     ]
     return sorted(verdicts, key=lambda one: (STATUSES.index(one.status), -one.urgency, one.rank))
@@ -192,10 +193,6 @@ def _slow(state: RankState, median: float | None, own: float | None) -> RankVerd
         why = f"it takes {ratio:.1f} times the median before it exchanges anything{_reported(state)}"
         return RankVerdict(status="slow", state=state, why=why, idle=_idle(state), urgency=ratio)
     return None
-
-
-def _running(state: RankState) -> RankVerdict:
-    return RankVerdict(status="running", state=state, why=state.what or "", idle=_idle(state))
 
 
 def _reported(state: RankState) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
-from runner.tools.scale.fit import fit
+from runner.tools.scale.fit import fit_of
 from runner.tools.scale.results import latex, write_csv
 from runner.tools.scale.study import STRONG, WEAK, Size, Study, read_study
 
@@ -27,7 +27,7 @@ _COSTS = st.tuples(st.floats(0.05, 5), st.floats(0, 0.05), st.floats(0, 0.01))
 @given(_COSTS, st.booleans())
 def test_known_costs_are_found_again(costs: tuple[float, float, float], weak: bool) -> None:
     points = [Size(ranks=n, rounds=[seconds(*costs, n, weak=weak)]) for n in (1, 2, 4, 8)]
-    found = fit(points, weak=weak)
+    found = fit_of(points, weak=weak)
     assert found is not None
     assert found.c == pytest.approx(costs[0], rel=1e-3, abs=1e-6)
     for n in (1, 3, 64):
@@ -40,19 +40,19 @@ def test_known_costs_are_found_again(costs: tuple[float, float, float], weak: bo
     st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 10)), min_size=2, max_size=6, unique_by=lambda one: one[0])
 )
 def test_no_cost_is_negative_whatever_was_measured(sizes: list[tuple[int, float]]) -> None:
-    found = fit([Size(ranks=ranks, rounds=[time]) for ranks, time in sizes], weak=False)
+    found = fit_of([Size(ranks=ranks, rounds=[time]) for ranks, time in sizes], weak=False)
     assert found is not None
     assert min(found.c, found.a, found.b) >= 0
     assert all(found.seconds(ranks) > 0 for ranks in (1, 2, 1024))
 
 
 def test_one_size_is_no_curve_and_each_is_predicted_from_three_others() -> None:
-    assert fit([Size(ranks=2, rounds=[1.0])], weak=True) is None
+    assert fit_of([Size(ranks=2, rounds=[1.0])], weak=True) is None
     three = [Size(ranks=n, rounds=[seconds(1, 0.1, 0.01, n, weak=False)]) for n in (1, 2, 4)]
-    found = fit(three, weak=False)
+    found = fit_of(three, weak=False)
     assert found is not None
     assert found.errors == ()
-    found = fit([*three, Size(ranks=8, rounds=[1.0])], weak=False)
+    found = fit_of([*three, Size(ranks=8, rounds=[1.0])], weak=False)
     assert found is not None
     assert dict(found.errors)[8] < -0.5
 
