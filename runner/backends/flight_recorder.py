@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from runner.guard.hang.hang.collectives import Call
+from runner.guard.hang.collectives import Call
 from runner.guard.process.lifeline import Lifeline
 from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.own_modules import own_module

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Mapping
 
 from runner.guard.decision import WorkerEnd
-from runner.guard.hang.hang.collectives import Requests
-from runner.guard.hang.hang.hang import BusyRanks, Hang, Patience
-from runner.guard.link.link.meeting import Meeting
-from runner.guard.link.link.messages import Reason
-from runner.guard.link.link.others import Others
-from runner.guard.link.link.peers import Peers
+from runner.guard.hang.collectives import Requests
+from runner.guard.hang.hang import BusyRanks, Hang, Patience
+from runner.guard.link.meeting import Meeting
+from runner.guard.link.messages import Reason
+from runner.guard.link.others import Others
+from runner.guard.link.peers import Peers
 from runner.guard.process.child import Child
 from runner.guard.process.worker import Worker
 from runner.guard.report.console import Console

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
-from runner.guard.hang.hang.advice import EVERY_STEP, MORE_MEMORY, after_signal
+from runner.guard.hang.advice import EVERY_STEP, MORE_MEMORY, after_signal
 from runner.guard.process.events import name_of
 from runner.guard.process.proxy import ENDS, TELLS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from runner.guard.decision import SILENTLY, Awaited, Decision, Facts, WorkerEnd, decide
-from runner.guard.link.link.messages import Done, Returned
+from runner.guard.link.messages import Done, Returned
 from runner.guard.settings import Words
 from runner.guard.watch import Watch
 

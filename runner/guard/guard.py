@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.base.errors import EXIT_FAILURE, EXIT_OK
 from runner.guard.decision import Decision
 from runner.guard.ending import Ending
-from runner.guard.link.link.messages import Failed
+from runner.guard.link.messages import Failed
 from runner.guard.process.child import Child
 from runner.guard.process.worker import GRACE
 from runner.guard.report.output import RankOutput

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from runner.base.errors import EXIT_FAILURE
 from runner.guard.guard import Guard
-from runner.guard.link.link.link import Link
-from runner.guard.link.link.messages import Gone
+from runner.guard.link.link import Link
+from runner.guard.link.messages import Gone
 from runner.guard.process.child import Child, new_child
 from runner.guard.process.events import Events
 from runner.guard.process.origin import Origin

@@ -9,9 +9,9 @@ from typing import IO, Any, NamedTuple
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK
 from runner.guard.attempt import WorkerAttempt
-from runner.guard.link.link.link import Address, Link
-from runner.guard.link.link.messages import Apart, Busy, Done, Ends, Failed, Gone, HostName, Hung, Message, Patient, Returned
-from runner.guard.link.link.peers import Peers, Restarts
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Apart, Busy, Done, Ends, Failed, Gone, HostName, Hung, Message, Patient, Returned
+from runner.guard.link.peers import Peers, Restarts
 from runner.guard.process.child import Child
 from runner.guard.process.events import Events
 from runner.guard.process.lifeline import Computes, Fails, Leaves, Met, Seeks

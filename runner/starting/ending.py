@@ -22,7 +22,7 @@ import runner.launch.program
 import runner.starting.dispatch
 from runner.backends.shutdown import shutdown
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
-from runner.guard.hang.hang.advice import EVERY_STEP, after_error
+from runner.guard.hang.advice import EVERY_STEP, after_error
 from runner.guard.process.lifeline import Fails, Leaves, Lifeline
 from runner.guard.settings import Refused
 from runner.job import Job

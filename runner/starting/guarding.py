@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from runner.guard.link.link.link import Address
+from runner.guard.link.link import Address
 from runner.guard.process.launcher import launcher_of
 from runner.guard.settings import Watched, Words
 from runner.job import Job

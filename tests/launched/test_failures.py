@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.guard.hang.hang.place import IS_RECORDED
+from runner.guard.hang.place import IS_RECORDED
 from tests.launching import (
     RUNNER,
     clean_environment,

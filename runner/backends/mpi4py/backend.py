@@ -34,7 +34,7 @@ from runner.backends.mpi4py.streams import DeviceStreams
 from runner.backends.mpi4py.tasks import MPITask, Order, Steps
 from runner.backends.mpi4py.types import Reduction, reduction_of
 from runner.backends.mpi4py.work import MPIWork, seconds_of
-from runner.guard.hang.hang.collectives import Call
+from runner.guard.hang.collectives import Call
 from runner.rendezvous.methods.mpi_library import abandoned
 from runner.versions.torch_private import Backend, is_profiling
 

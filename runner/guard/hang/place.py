@@ -10,7 +10,7 @@ import sys
 import threading
 from types import FrameType
 
-from runner.guard.hang.hang.stacks import PACKAGE
+from runner.guard.hang.stacks import PACKAGE
 from runner.versions.features import FEATURES
 from runner.versions.torch_build import torch_build
 

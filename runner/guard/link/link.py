@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runner.base.errors import RendezvousError, RunnerError
-from runner.guard.link.link.messages import (
+from runner.guard.link.messages import (
     Alive,
     Apart,
     Failed,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from runner.base.errors import EXIT_USAGE
-from runner.guard.hang.hang.hang import Hang, Patience
+from runner.guard.hang.hang import Hang, Patience
 from runner.guard.process.worker import GRACE, Worker
 from runner.guard.report.console import Console
 from runner.guard.settings import Watched, Words

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from runner.guard.hang.hang.collectives import Call
+from runner.guard.hang.collectives import Call
 from runner.guard.report.failure import Failure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from runner.guard.link.link.messages import Ends, Returned
+from runner.guard.link.messages import Ends, Returned
 from runner.guard.report.console import Console
 from runner.guard.settings import Words
 

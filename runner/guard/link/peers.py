@@ -7,8 +7,8 @@ import queue
 import time
 from collections.abc import Sequence
 
-from runner.guard.link.link.link import Address, Link
-from runner.guard.link.link.messages import Failed, Gone, HostName, Left, Message, attempt_of
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Failed, Gone, HostName, Left, Message, attempt_of
 from runner.guard.process.events import Events
 
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import IO, Any, NoReturn, Protocol
 
 from runner.base.errors import EXIT_FAILURE
-from runner.guard.hang.hang.stacks import new_file
-from runner.guard.link.link.link import Link
+from runner.guard.hang.stacks import new_file
+from runner.guard.link.link import Link
 from runner.guard.process.events import name_of
 from runner.guard.process.group import adopt_orphans, name_process
 from runner.guard.process.importer import Importer, Work, fork_importer, open_files

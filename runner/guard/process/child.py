@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
-from runner.guard.hang.hang.stacks import new_file
+from runner.guard.hang.stacks import new_file
 from runner.guard.process.group import Group
 from runner.guard.report.board import Board
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 from runner.base.environment import replace_variables
-from runner.guard.hang.hang.stacks import let_show, new_file
+from runner.guard.hang.stacks import let_show, new_file
 from runner.guard.process.group import adopt_orphans, die_with, name_process
 from runner.guard.process.identity import is_open
 from runner.guard.process.libraries import outside_of_libraries

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
-from runner.guard.hang.hang.collectives import Call, answer
-from runner.guard.link.link.link import Address
+from runner.guard.hang.collectives import Call, answer
+from runner.guard.link.link import Address
 from runner.guard.report.board import Board
 
 _TRACEBACK = 8000  # characters that are kept of it, the last ones: a message fits into a pipe

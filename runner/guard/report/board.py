@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from runner.guard.hang.hang.stacks import new_file
+from runner.guard.hang.stacks import new_file
 
 # warm-up: of a training or evaluation, what may take long where it comes first: starting to read data, compiling, connecting.
 # done: with the training; the program may go on.

@@ -16,15 +16,15 @@ from typing import Any
 
 import psutil
 
-from runner.guard.link.link.link import Address, Link
-from runner.guard.link.link.messages import Alive, Failed, HostName, Joined, Left, Message, Returned, packed
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Alive, Failed, HostName, Joined, Left, Message, Returned, packed
 from runner.guard.process.events import Events, readable
 from runner.guard.report.failure import Failure
 from runner.rendezvous.transport.endpoint import allow_open_files, port_of
 from runner.rendezvous.transport.protocol import ANSWER, Handshake, Stream, greeting
 
 KEY = bytes(32)
-_BEAT = 5.0  # seconds between two signs of life, as runner.guard.link.link.link.py has it
+_BEAT = 5.0  # seconds between two signs of life, as runner.guard.link.link.py has it
 _FAILED = Failed(
     attempt=0,
     again=False,

@@ -3,8 +3,8 @@
 import sys
 import time
 
-from runner.guard.link.link.link import Address, Link
-from runner.guard.link.link.messages import Failed
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Failed
 
 port, key, rank = sys.argv[1:]
 link = Link()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from runner.guard.hang.hang import collectives
-from runner.guard.hang.hang.collectives import Answer, Call, Requests, answer, behind, lines
-from runner.guard.hang.hang.stacks import new_file
+from runner.guard.hang import collectives
+from runner.guard.hang.collectives import Answer, Call, Requests, answer, behind, lines
+from runner.guard.hang.stacks import new_file
 from tests.polling import poll_until
 
 WORLD = "0"

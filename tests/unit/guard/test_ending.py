@@ -10,8 +10,8 @@ import pytest
 
 from runner.guard import ending
 from runner.guard.ending import Ending
-from runner.guard.link.link.messages import Done, Returned
-from runner.guard.link.link.peers import Restarts
+from runner.guard.link.messages import Done, Returned
+from runner.guard.link.peers import Restarts
 from runner.guard.settings import Words
 from tests.unit.guard.test_decision import END
 

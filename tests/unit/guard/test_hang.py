@@ -15,11 +15,11 @@ from typing import IO, Any, cast
 
 import pytest
 
-from runner.guard.hang.hang import place, stacks
-from runner.guard.hang.hang.collectives import Answer, Call
-from runner.guard.hang.hang.hang import Hang, Patience
-from runner.guard.hang.hang.place import Inside
-from runner.guard.link.link.messages import Reason
+from runner.guard.hang import place, stacks
+from runner.guard.hang.collectives import Answer, Call
+from runner.guard.hang.hang import Hang, Patience
+from runner.guard.hang.place import Inside
+from runner.guard.link.messages import Reason
 from runner.guard.report.board import Board
 from runner.guard.settings import Watched
 from runner.training.checkpoint.checkpoints import SaveTimes
@@ -282,7 +282,7 @@ def test_who_waits_for_a_rank_that_is_busy_has_not_hung(monkeypatch: pytest.Monk
 def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparing_data_is_not(
     is_recorded: bool, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.guard.hang.hang.hang.IS_RECORDED", is_recorded)
+    monkeypatch.setattr("runner.guard.hang.hang.IS_RECORDED", is_recorded)
     clock = Clock(monkeypatch)
     answers = [Answer([], inside=0)]
     requests: Any = SimpleNamespace(ask=lambda: None, answered=lambda: answers[-1])

@@ -16,8 +16,8 @@ from typing import TypeVar
 import pytest
 
 from runner.base.errors import RendezvousError
-from runner.guard.link.link.link import Address, Link
-from runner.guard.link.link.messages import Apart, Failed, Gone, HostName, Left, Message, Show, Stacks
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Apart, Failed, Gone, HostName, Left, Message, Show, Stacks
 from runner.rendezvous.transport.endpoint import listen, port_of
 from runner.rendezvous.transport.server import Server
 from tests.launching import path_of

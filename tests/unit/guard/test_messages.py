@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from runner.guard.hang.hang.collectives import Call
-from runner.guard.link.link import messages
-from runner.guard.link.link.messages import Message, ToHub, packed, unpacked
+from runner.guard.hang.collectives import Call
+from runner.guard.link import messages
+from runner.guard.link.messages import Message, ToHub, packed, unpacked
 from runner.guard.report.failure import Failure
 
 FAILURE = Failure(rank=3, host="b", exit_code=None, what="killed", step=7, time=0.5, attempt=1)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.guard.link.link.link import Address, Link
-from runner.guard.link.link.messages import Done, Failed, Gone, HostName, Hung, Message, Reason, Returned, Show, Stacks
-from runner.guard.link.link.peers import Peers, Restarts
+from runner.guard.link.link import Address, Link
+from runner.guard.link.messages import Done, Failed, Gone, HostName, Hung, Message, Reason, Returned, Show, Stacks
+from runner.guard.link.peers import Peers, Restarts
 from runner.guard.process.events import Events
 from runner.guard.report.failure import Failure
 from runner.rendezvous.transport.endpoint import listen, port_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.guard.link.link.peers import Restarts
+from runner.guard.link.peers import Restarts
 
 
 def test_it_has_ended_when_all_ranks_have() -> None:
