@@ -79,12 +79,11 @@ class Several(Trainer):
 
     @property
     def roots(self) -> list[nn.Module]:
-        """As in the base class, of all models."""
         return [root for trainer in self._trainers.values() for root in trainer.roots]
 
     @property
     def ready(self) -> float | None:
-        """As in the base class: when the first of the models was."""
+        """When the first of the models was."""
         return min((one.ready for one in self._trainers.values() if one.ready is not None), default=None)
 
     @ready.setter
@@ -93,12 +92,10 @@ class Several(Trainer):
             trainer.ready = when
 
     def share_buffers(self) -> None:
-        """As in the base class."""
         for trainer in self._trainers.values():
             trainer.share_buffers()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """As in the base class."""
         return {
             self._prefixes[name] + key: shape
             for name, one in self._trainers.items()
@@ -106,7 +103,7 @@ class Several(Trainer):
         }
 
     def state(self) -> StateDict:
-        """As in the base class, with the state that the script has registered."""
+        """Return the models' states as one, with the state that the script has registered."""
         tensors: dict[str, Tensor] = {}
         groups: list[dict[str, Any]] = []
         values: dict[str, dict[str, Any]] = {}
@@ -120,7 +117,6 @@ class Several(Trainer):
         return StateDict(tensors, groups, values)
 
     def check_state(self) -> None:
-        """As in the base class."""
         for trainer in self._trainers.values():
             trainer.check_state()
         self._encoded({})
@@ -129,7 +125,7 @@ class Several(Trainer):
                 raise self.left_out
 
     def load(self, state: StateDict) -> None:
-        """As in the base class.
+        """Load the models' states and the script's own.
 
         Raises:
             UsageError: the script has registered something that the checkpoint lacks.
@@ -146,9 +142,9 @@ class Several(Trainer):
     def room(
         self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], everywhere: Collection[str]
     ) -> dict[str, Tensor]:
-        """As in the base class; what is registered is read into tensors like its own, which may be sharded.
+        """Return room for the models, and for what is registered: tensors like its own, which may be sharded.
 
-        Where it has none yet, a tensor with the name and shape of a parameter is taken for one about it, such as an average.
+        If it has none yet, a tensor with the name and shape of a parameter is like that parameter, such as an average of it.
         """
         own: dict[str, Tensor] = {}
         self._encoded(own)

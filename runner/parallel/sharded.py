@@ -71,8 +71,9 @@ class ShardedTrainer(Trainer):
             with _raised_by_stage(setting):
                 kinds = kinds_of(own)
                 check_steps(copies_of(optimizer, kinds), kinds, mesh)
-        super().__init__(task, model, optimizer, setting.options, no_sync=lambda: _no_sync(parts, setting.mesh))
-        self._parts = parts
+        super().__init__(task, model, optimizer, setting.options)
+        self._parts, names = parts, setting.mesh.mesh_dim_names or ()
+        self._has_shards = "replicate" not in names or degree(setting.mesh, "shard") > 1
         self.replicas, self.sends_from = setting.mesh.get_group("data"), setting.device
         self._order = CallOrder(parts, self.replicas, setting.device)
         # fully_shard takes no parameters without dimensions: each rank has them in full.
@@ -80,14 +81,28 @@ class ShardedTrainer(Trainer):
 
     @property
     def roots(self) -> list[nn.Module]:
-        """As in the base class."""
         return [*{self.model: None, **dict.fromkeys(self._parts)}]
 
     def finish_gradients(self) -> None:
-        """As in the base class."""
         self._order.check(self.model.named_parameters())
         if self._numbers and dist.get_world_size(self.replicas) > 1:
             self._average_numbers()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Delay the exchange of gradients, but not of shards', as full ones would take more memory.
+
+        (To sum shards at once and replicas at last, torch has ``set_requires_all_reduce``. It adds wrong gradients up if a unit
+        does not compute the same parameters' in each micro-batch.)
+        """
+        replicas = [part for part in self._parts if isinstance(part, FSDPModule) and not self._has_shards]
+        for part in replicas:
+            part.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for part in replicas:
+                part.set_requires_gradient_sync(True)
 
     @torch.no_grad()
     def _average_numbers(self) -> None:
@@ -105,18 +120,17 @@ class ShardedTrainer(Trainer):
                 one.grad = torch.full_like(one, mean if one.is_complex() else mean.real)
 
     def state(self) -> StateDict:
-        """As in the base class; not of a model that has got wrong gradients."""
+        """Return the state, but not of a model that has got wrong gradients."""
         self._order.compare_pending()
         return super().state()
 
     def outputs(self, *inputs: Any, **named: Any) -> Any:
-        """As in the base class."""
         outputs = super().outputs(*inputs, **named)
         self._order.compare_pending()
         return outputs
 
     def outputs_are_over(self) -> None:
-        """As in the base class. What is gathered for a forward pass stays so until the backward pass, or here."""
+        """Reshard what a forward pass has gathered, which else stays so until the backward pass."""
         self._order.compare_pending()  # what was exchanged last, also where nothing was evaluated
         for part in self._parts:
             for unit in part.modules():
@@ -124,11 +138,9 @@ class ShardedTrainer(Trainer):
                     unit.reshard()
 
     def computing(self) -> AbstractContextManager[Any]:
-        """As in the base class, but a smaller type is fully_shard's policy."""
-        return nullcontext()
+        return nullcontext()  # a smaller type is fully_shard's policy
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """As in the base class."""
         return loss_context(self.options)
 
 
@@ -308,21 +320,3 @@ def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
         if id(module) not in inside
         for parameter in module.parameters(recurse=False)
     )
-
-
-@contextmanager
-def _no_sync(parts: Iterable[nn.Module], mesh: DeviceMesh) -> Iterator[None]:
-    """The context of a backward pass whose gradients are not exchanged yet; of shards they are, as full ones would take more memory.
-
-    (To sum shards at once and replicas at last, torch has ``set_requires_all_reduce``. It adds wrong gradients up where a unit does
-    not compute the same parameters' in each micro-batch.)
-    """
-    has_shards = "replicate" not in (mesh.mesh_dim_names or ()) or degree(mesh, "shard") > 1
-    replicas = [part for part in parts if isinstance(part, FSDPModule) and not has_shards]
-    for part in replicas:
-        part.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        for part in replicas:
-            part.set_requires_gradient_sync(True)

@@ -69,18 +69,8 @@ class Trainer:
     replicas: dist.ProcessGroup | None = None  # the ranks that have the same buffers; None: all
     sends_from: torch.device | None = None  # what the default group takes tensors from; None: where the parameters are
 
-    def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        optimizer: Optimizer,
-        options: ParallelSettings,
-        *,
-        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        """Train a model. ``no_sync``: the context of a backward pass that does not exchange the gradients yet."""
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, options: ParallelSettings) -> None:
         self.task, self.model, self.optimizer, self.options = task, model, optimizer, options
-        self._wrapped, self._no_sync = model, no_sync  # the first is called in a training step instead of the model
         precision.check(model, options.precision)
         self.dtype = precision.of_inputs(model)
         self._device, self._has_stepped = next(model.parameters()).device.type, False
@@ -93,6 +83,16 @@ class Trainer:
     def roots(self) -> list[nn.Module]:
         """What is called, and so has a mode: the model, or beside it this rank's stages of it."""
         return [self.model]
+
+    @property
+    def wrapped(self) -> nn.Module:
+        """What a training step calls in the place of the model."""
+        return self.model
+
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """The optimizer of this rank's parameters, whose state a checkpoint has."""
+        return self.optimizer
 
     def step(self, batch: Any, check: Callable[[Tensor], None] | None = None, *, samples: int | None = None) -> Tensor:
         """One step of the optimizer. Collective.
@@ -121,9 +121,9 @@ class Trainer:
         # How many samples a batch has its tensors need not tell.
         share = 1.0 if samples is None else samples / sum(length for _, length in parts)
         for number, (micro_batch, length) in enumerate(parts, 1):
-            with nullcontext() if number == count else self._no_sync(), self.loss_context():
+            with nullcontext() if number == count else self.no_sync(), self.loss_context():
                 with self.computing():
-                    loss = step.add(self.task.loss_of(self._wrapped, micro_batch), length * share)
+                    loss = step.add(self.task.loss_of(self.wrapped, micro_batch), length * share)
                 self.backward_from(loss)
             self.on_progress()
         return self._finish(step)
@@ -138,7 +138,7 @@ class Trainer:
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's outputs in a training step, by the strategy's wrapper and in its precision."""
         with self.computing():
-            return self._wrapped(*inputs, **named)
+            return self.wrapped(*inputs, **named)
 
     def backward_from(self, loss: Tensor) -> None:
         """Compute gradients from a loss; several calls add up."""
@@ -147,7 +147,7 @@ class Trainer:
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """The context of forward and backward passes whose gradients are not exchanged yet."""
-        return self._no_sync()
+        return nullcontext()
 
     def finish_gradients(self) -> None:
         """Check that the gradients are those of all ranks, after the last backward pass of a step. Collective.
@@ -280,7 +280,10 @@ class Trainer:
 
         Groups and values are those of all ranks. Collective.
         """
-        return self.with_scaler(state_of(self.model, self.optimizer, self.copies))
+        state = state_of(self.model, self.local_optimizer, self.copies)
+        if self.scaler is not None:
+            state.values["scaler"] = self.scaler.state_dict()
+        return state
 
     def check_state(self) -> None:
         """See that a checkpoint can hold the state, of which optimizers make their part in the first step. Changes nothing.
@@ -288,7 +291,7 @@ class Trainer:
         Raises:
             UsageError: it cannot.
         """
-        state_of(self.model, self.optimizer, self.copies)
+        state_of(self.model, self.local_optimizer, self.copies)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the full model's parameters and buffers, by name, wherever they are. Collective."""
@@ -302,16 +305,6 @@ class Trainer:
 
     def load(self, state: StateDict) -> None:
         """Load a state; its tensors are this rank's shards."""
-        load_state(self.model, self.optimizer, state, self.copies)
-        self.load_scaler(state)
-
-    def with_scaler(self, state: StateDict) -> StateDict:
-        """Add the gradient scaler's state, if there is one."""
-        if self.scaler is not None:
-            state.values["scaler"] = self.scaler.state_dict()
-        return state
-
-    def load_scaler(self, state: StateDict) -> None:
-        """Load it."""
+        load_state(self.model, self.local_optimizer, state, self.copies)
         if self.scaler is not None and state.values.get("scaler"):
             self.scaler.load_state_dict(state.values["scaler"])

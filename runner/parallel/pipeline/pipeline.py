@@ -61,13 +61,11 @@ class _Stage(PipelineStage):
         self._trainer = trainer
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
-        """As in the base class."""
         outputs = super().forward_one_chunk(*arguments, **more)
         self._trainer.on_progress()
         return outputs
 
     def backward_one_chunk(self, *arguments: Any, **more: Any) -> None:
-        """As in the base class."""
         super().backward_one_chunk(*arguments, **more)
         self._trainer.on_progress()
 
@@ -108,7 +106,7 @@ class PipelineTrainer(ShardedTrainer):
         self._schedule = kind(scheduled, options.micro_batches, loss_fn=self._scaled_loss)
 
     def backward(self, batch: Any, samples: int | None = None) -> Tensor:
-        """As in the base class. All stages get the batch, (inputs, targets); the first uses the inputs, the last the targets."""
+        """All stages get the batch, (inputs, targets); the first uses the inputs, the last the targets."""
         assert samples is None, "stages agree on the shapes of a usual batch"
         inputs, targets = parts_of(batch)
         self._step = StepLoss(self.options.micro_batches, self._batch_size, self._form)
@@ -220,17 +218,14 @@ class PipelineTrainer(ShardedTrainer):
         return whole
 
     def state(self) -> StateDict:
-        """As in the base class."""
         return merged(super().state(), self.pipeline)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """As in the base class."""
         everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
         dist.all_gather_object(everyone, super().shapes(), group=self.pipeline)
         return {name: shape for own in everyone for name, shape in own.items()}
 
     def load(self, state: StateDict) -> None:
-        """As in the base class."""
         names = {self.copies.get(name, name) for name, _ in self.model.named_parameters()}
         super().load(restricted(state, names))
 

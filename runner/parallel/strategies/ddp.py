@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,47 +40,32 @@ class DdpTrainer(Trainer):
         self._will_exchange = self._has_exchanged = True  # the next backward pass; the last one
         self._wrap()
 
-    def _wrap(self) -> None:
+    @property
+    def wrapped(self) -> nn.Module:
+        ddp = self._wrap()
+        is_trained = any(one.requires_grad for one in self.model.parameters())
+        return ddp if is_trained else self.model  # DDP would wait for gradients of what is frozen for a while
+
+    def _wrap(self) -> DistributedDataParallel:
         trained = [id(one) for one in self.model.parameters() if one.requires_grad]
         if self._ddp is None or (trained and trained != self._trained):
-            self._ddp, self._wrapped, self._no_sync = (
-                None,
-                self.model,
-                nullcontext,
-            )  # the former takes its hooks away first
+            self._ddp = None  # the former takes its hooks away first
             self._ddp, self._trained = wrap(self.model, self.task, self._setting), trained
-            self._no_sync = self._ddp.no_sync
             if dist.get_world_size(self._ddp.process_group) > 1:
                 self._ddp.register_forward_hook(self._note_call)
-        self._wrapped = (
-            self._ddp if trained else self.model
-        )  # DDP would wait for gradients of what is frozen for a while
+        return self._ddp
 
     def _note_call(self, wrapped: nn.Module, *_: Any) -> None:
         if torch.is_grad_enabled():
             self._will_exchange = bool(wrapped.require_backward_grad_sync)
 
-    def backward(self, batch: Any, samples: int | None = None) -> Tensor:
-        """As in the base class."""
-        self._wrap()
-        return super().backward(batch, samples)
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As in the base class."""
-        self._wrap()
-        return super().forward(*inputs, **named)
-
     def no_sync(self) -> AbstractContextManager[Any]:
-        """As in the base class."""
-        self._wrap()
-        return super().no_sync()
+        return self._wrap().no_sync()
 
     def backward_from(self, loss: Tensor) -> None:
-        """As in the base class.
+        """Compute gradients, and name the parameters that got none on this rank, so that DDP has not exchanged them.
 
-        Raises:
-            RunnerError: this rank has computed no gradient of a parameter, so that DDP has not exchanged it, nor those that go with
-                it. Torch would raise in the next step, with numbers in place of names.
+        Torch would raise in the next step, with numbers in place of names.
         """
         super().backward_from(loss)
         assert self._ddp is not None
@@ -97,11 +82,7 @@ class DdpTrainer(Trainer):
             ) from None
 
     def finish_gradients(self) -> None:
-        """As in the base class.
-
-        Raises:
-            UsageError: the last backward pass has exchanged nothing.
-        """
+        """Refuse gradients if the last backward pass has exchanged nothing."""
         if not self._has_exchanged:
             raise UsageError(
                 "the ranks' gradients are not averaged: the loss of the last backward() was computed past the prepared model, or in accumulate()",

@@ -26,11 +26,7 @@ class HorovodTrainer(Trainer):
         self._averaged = {id(one) for one in model.parameters() if one.requires_grad}
 
     def finish_gradients(self) -> None:
-        """As in the base class.
-
-        Raises:
-            UsageError: Horovod has not averaged one of them.
-        """
+        """Refuse gradients that Horovod has not averaged."""
         for name, one in self.model.named_parameters():
             if one.grad is not None and id(one) not in self._averaged:
                 raise UsageError(
@@ -39,7 +35,6 @@ class HorovodTrainer(Trainer):
                 )
 
     def update(self) -> None:
-        """As in the base class."""
         if self.options.clip_norm is None and self._factor == 1.0:
             self.optimizer.step()
             return

@@ -37,11 +37,9 @@ class LocalTrainer(Trainer):
         super().__init__(task, model, optimizer, setting.options)
         self.period = setting.options.sync_every
         self._group = setting.mesh.get_group("data")
-        self._steps, self._seen = (
-            0,
-            0.0,
-        )  # since the last average: steps, and by their weights what they have computed of
-        self._trained: dict[str, nn.Parameter] = {}  # since then
+        # Since the last average: steps, what they have computed of by their weights, and what they have trained.
+        self._steps, self._seen = 0, 0.0
+        self._trained: dict[str, nn.Parameter] = {}
         self._last: dict[str, nn.Parameter] = {}
         self._outer: Optimizer | None = None
         if setting.options.outer_optimizer == "nesterov":
@@ -58,7 +56,7 @@ class LocalTrainer(Trainer):
         return loss
 
     def update(self) -> None:
-        """As in the base class; then average if it is time."""
+        """Step the optimizer; then average the weights if it is time."""
         trained = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
         if self._outer is not None:
             for name in trained.keys() - self._last.keys():  # frozen until now
@@ -71,7 +69,7 @@ class LocalTrainer(Trainer):
             self._average()
 
     def share_buffers(self) -> None:
-        """As in the base class; the weights are averaged, too."""
+        """Average the weights, too."""
         self._average()
         super().share_buffers()
 
@@ -98,7 +96,7 @@ class LocalTrainer(Trainer):
             weight.copy_(self._last[name])
 
     def state(self) -> StateDict:
-        """As in the base class, with the outer optimizer's momentum. The weights are those of the last average. Collective."""
+        """Add the outer optimizer's momentum. The weights are those of the last average. Collective."""
         self._average_optimizer()
         state = super().state()
         if self._outer is not None:
@@ -119,7 +117,6 @@ class LocalTrainer(Trainer):
             average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # torch names Parameter, and copies any tensors
 
     def load(self, state: StateDict) -> None:
-        """As in the base class."""
         super().load(state)
         weights = dict(self.model.named_parameters())
         for name, last in self._last.items():

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from runner.parallel import Setting
 from runner.parallel.layers import prepare
-from runner.parallel.state import StateDict, load_state, merged, restricted, state_of
+from runner.parallel.state import StateDict, merged, restricted
 from runner.parallel.strategies.ddp import DdpTrainer
 from runner.parallel.support import check_zero, supported_by
 from runner.parallel.task import Task
@@ -25,24 +25,16 @@ class ZeroTrainer(DdpTrainer):
     optimizer: ZeroRedundancyOptimizer
 
     def state(self) -> StateDict:
-        """As in the base class."""
-        return merged(self.with_scaler(state_of(self.model, self._own)), self.replicas)
-
-    def check_state(self) -> None:
-        """As in the base class."""
-        state_of(self.model, self._own)
+        return merged(super().state(), self.replicas)
 
     def load(self, state: StateDict) -> None:
-        """As in the base class."""
-        own = {name for group in state_of(self.model, self._own).groups for name in group["params"]}
-        load_state(self.model, self._own, restricted(state, own))
-        for outer, inner in zip(self.optimizer.param_groups, self._own.param_groups, strict=True):
+        own = {name for group in super().state().groups for name in group["params"]}
+        super().load(restricted(state, own))
+        for outer, inner in zip(self.optimizer.param_groups, self.local_optimizer.param_groups, strict=True):
             outer.update({name: value for name, value in inner.items() if name != "params"})
-        self.load_scaler(state)
 
     @property
-    def _own(self) -> Optimizer:
-        """The optimizer of this rank's parameters."""
+    def local_optimizer(self) -> Optimizer:
         own: Optimizer = self.optimizer.optim
         return own
 
