@@ -16,7 +16,7 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.pipeline.stages import PassThrough
 from runner.parallel.same_start import check_digests, check_structure, digest_of
 from runner.parallel.state import copy_shard
-from runner.parallel.tied import shared_parameters
+from runner.parallel.tied import shared_parameters, tie
 
 _OR_NO_FACTORY = "give it one that initialises its parameters and buffers, as torch's modules have, or give the task a model in place of a function"
 _ALIKE = "draw them by torch, random or numpy.random, which are seeded alike on all ranks"
@@ -107,8 +107,7 @@ def _allocate(model: nn.Module, device: torch.device) -> None:
     """``to_empty``, which would untie parameters (torch 2.14)."""
     shared = shared_parameters(model)
     model.to_empty(device=device)
-    for one in shared:
-        one.tie()
+    tie(model, shared)
 
 
 def _seed_of(name: str) -> int:

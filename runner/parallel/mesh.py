@@ -77,21 +77,6 @@ class Degrees:
         """The number of shares into which each global batch is divided."""
         return self.replicate * self.shard
 
-    @raised_on_all_ranks()
-    def checked(self, ranks: int) -> Degrees:
-        """Check the degrees against the number of ranks, and return them.
-
-        Raises:
-            UsageError: their product is not the number of ranks.
-        """
-        if min(astuple(self)) < 1 or math.prod(astuple(self)) != ranks:
-            raise UsageError(
-                f"replicate({self.replicate}) × shard({self.shard}) × pipeline({self.pipeline}) × tensor({self.tensor}) = "
-                f"{math.prod(astuple(self))} is not the number of ranks ({ranks})",
-                fix="change one of them, or start as many ranks",
-            )
-        return self
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -151,10 +136,9 @@ def lay_out(topology: Topology, degrees: Degrees) -> Layout:
     and these are mapped by blocks or in turn. With data parallelism only, the data rank equals the rank.
 
     Raises:
-        UsageError: the degrees do not fit the ranks, or a tensor-parallel group would be split across hosts. (A group that
-            fills several whole hosts is accepted.)
+        UsageError: a tensor-parallel group would be split across hosts. (A group that fills several whole hosts is accepted.)
     """
-    degrees.checked(topology.size)
+    assert math.prod(astuple(degrees)) == topology.size
     if degrees.tensor == degrees.pipeline == degrees.shard == 1:
         return Layout(degrees, tuple(range(topology.size)))
     sizes = [len(host.ranks) for host in topology.hosts]

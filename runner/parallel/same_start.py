@@ -96,15 +96,17 @@ def check_structure(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def broadcast(tensors: Iterable[Tensor], device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-    """Copy the tensors of a group's first rank to its others, as bytes: backends do not take all dtypes. Collective."""
+def broadcast(
+    tensors: Iterable[Tensor], device: torch.device, group: dist.ProcessGroup | None = None, *, source: int = 0
+) -> None:
+    """Copy the tensors of one of a group's ranks to its others, as bytes: backends do not take all dtypes. Collective."""
     if dist.get_world_size(group) == 1:
         return
-    is_source = dist.get_rank(group) == 0
+    is_source = dist.get_rank(group) == source
     for bucket in _buckets(tensor.detach() for tensor in tensors if tensor.numel()):
         pieces = [tensor.reshape(-1).view(torch.uint8).to(device) for tensor in bucket]
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        dist.broadcast(whole, 0 if group is None else dist.get_global_rank(group, 0), group)
+        dist.broadcast(whole, source if group is None else dist.get_global_rank(group, source), group)
         if is_source:
             continue
         for tensor, piece in zip(bucket, torch.split(whole, [piece.numel() for piece in pieces]), strict=True):

@@ -194,36 +194,29 @@ class _Groups(Optimizer):
 
 
 def _with_prefix(state: StateDict, prefix: str) -> StateDict:
-    return _renamed(state, lambda name: prefix + name) if prefix else state
+    return _renamed(state, lambda name: prefix + name)
 
 
 def _without_prefix(state: StateDict, prefix: str) -> StateDict:
-    """The part of a state whose names have the prefix, without it."""
-    if not prefix:
-        return state
-    own = {name: one for name, one in state.tensors.items() if _after_kind(name).startswith(prefix)}
-    values = {
-        kind: {name: value for name, value in entries.items() if name.startswith(prefix)}
-        for kind, entries in state.values.items()
-    }
-    return _renamed(StateDict(own, state.groups, values), lambda name: name.removeprefix(prefix))
+    """Return the part of a state whose names have the prefix, without it."""
+    return _renamed(state, lambda name: name.removeprefix(prefix), prefix)
 
 
-def _after_kind(name: str) -> str:
-    """A tensor's name without what it is of: ``model.fc.weight``, ``optimizer.fc.weight.exp_avg``."""
-    return name.partition(".")[2]
+def _renamed(state: StateDict, new: Callable[[str], str], prefix: str = "") -> StateDict:
+    """Return a state with new names, but for entries whose names lack the prefix.
 
+    The name of a tensor begins with its kind: ``model.fc.weight``, ``optimizer.fc.weight.exp_avg``.
+    """
 
-def _renamed(state: StateDict, new: Callable[[str], str]) -> StateDict:
     def of_tensor(name: str) -> str:
         kind, _, rest = name.partition(".")
         return f"{kind}.{new(rest)}"
 
     return StateDict(
-        {of_tensor(name): tensor for name, tensor in state.tensors.items()},
+        {of_tensor(name): one for name, one in state.tensors.items() if name.partition(".")[2].startswith(prefix)},
         [group | {"params": [new(name) for name in group["params"]]} for group in state.groups],
         {
-            kind: {new(name): renamed(value, of_tensor) for name, value in entries.items()}
-            for kind, entries in state.values.items()
+            kind: {new(name): renamed(value, of_tensor) for name, value in own.items() if name.startswith(prefix)}
+            for kind, own in state.values.items()
         },
     )

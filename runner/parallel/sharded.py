@@ -158,32 +158,28 @@ def parallelize(
     model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int = 0, is_last: bool = True
 ) -> None:
     """Parallelize a model, or a stage of one, in place: tensor parallelism, checkpointing, compilation, shards; in this order."""
+    options = setting.options
+    styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
+    wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"
     with _raised_by_stage(setting):
-        _parallelize(model, task, setting, shard=shard, stage=stage, is_last=is_last)
+        if styles or wraps:
+            check_divisible(model)
+        if styles:
+            with supported_by(f"--tp {options.tp}"):
+                shard_layers(model, styles, setting.mesh["tensor"])
+        units = task.plan.units(model)
+        if options.tp > 1 and options.compile:
+            _wait_outside_of(units, model)
+        prepare(model, units, options, _streams(model, styles, setting, stage))
+        if wraps:
+            need("fsdp" if shard else "replicas", device=setting.device.type)
+            with supported_by(f"--strategy {options.strategy}"):
+                _apply_fsdp(model, units, setting, is_last=is_last)
 
 
 def _raised_by_stage(setting: Setting) -> AbstractContextManager[None]:
     """The context in which a stage of a pipeline is made ready: the ranks that have it report what is wrong with it."""
     return raised_by_some_ranks() if degree(setting.mesh, "pipeline") > 1 else nullcontext()
-
-
-def _parallelize(model: nn.Module, task: Task, setting: Setting, *, shard: bool, stage: int, is_last: bool) -> None:
-    options = setting.options
-    styles = task.plan.styles(model, sequence=options.sequence_parallel) if options.tp > 1 else {}
-    wraps = shard or setting.mesh["data"].size() > 1 or options.precision != "fp32"
-    if styles or wraps:
-        check_divisible(model)
-    if styles:
-        with supported_by(f"--tp {options.tp}"):
-            shard_layers(model, styles, setting.mesh["tensor"])
-    units = task.plan.units(model)
-    if options.tp > 1 and options.compile:
-        _wait_outside_of(units, model)
-    prepare(model, units, options, _streams(model, styles, setting, stage))
-    if wraps:
-        need("fsdp" if shard else "replicas", device=setting.device.type)
-        with supported_by(f"--strategy {options.strategy}"):
-            _apply_fsdp(model, units, setting, is_last=is_last)
 
 
 def on_meta(task: Task, setting: Setting) -> nn.Module:
@@ -234,7 +230,7 @@ def shard_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: De
         if hasattr(parameter, "placements"):
             need("frozen")
         parameter.requires_grad = False  # torch's new ones are trained: all before 2.11, norms still (2.15)
-    tie_sharded(shared)
+    tie_sharded(model, shared)
 
 
 def _wait_outside_of(units: Sequence[nn.Module], model: nn.Module) -> None:

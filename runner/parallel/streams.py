@@ -7,6 +7,7 @@ seeds for each step: so they follow from that generator's state, and whoever res
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,8 +53,8 @@ class RandomStreams:
             module = model.get_submodule(name)
             before, after = _sharding_before(style), _sharding_after(style)
             if before is not None:
-                module.register_forward_pre_hook(_hook(self._use, before), prepend=True)
-            module.register_forward_hook(_hook(self._use_as_is, None) if after is None else _hook(self._use, after))
+                module.register_forward_pre_hook(functools.partial(self._use, before), prepend=True)
+            module.register_forward_hook(functools.partial(self._use, after))
 
     def now(self) -> _Place:
         """Where the streams are, but for the one in torch's generators, which ``torch.utils.checkpoint`` keeps itself."""
@@ -82,13 +83,12 @@ class RandomStreams:
         self._number = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
-    def _use(self, is_sharded: bool, _: Any) -> None:
-        self._take(self._sharded if is_sharded else self._replicated)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
-    def _use_as_is(self, _: None, outputs: Any) -> None:
-        if hasattr(outputs, "placements"):
-            self._use(_has_shard(outputs.placements), outputs)
+    def _use(self, is_sharded: bool | None, _: nn.Module, __: Any, outputs: Any = None) -> None:
+        """Go on in the stream for what a layer takes or returns; None: as its outputs are, if they tell."""
+        if is_sharded is None and hasattr(outputs, "placements"):
+            is_sharded = _has_shard(outputs.placements)
+        if is_sharded is not None:
+            self._take(self._sharded if is_sharded else self._replicated)
 
     def _take(self, stream: str) -> None:
         """Put a stream into torch's generators."""
@@ -123,15 +123,6 @@ def _is_rate(name: str, value: Any) -> bool:
     if not isinstance(value, float):
         return False
     return 0 < value <= 1 if name == "p" else value > 0 and any(word in name.lower() for word in ("drop", "noise"))
-
-
-def _hook(use: Any, is_sharded: bool | None) -> Any:
-    """``use`` as a hook before or after a module's call."""
-
-    def hook(module: nn.Module, inputs: Any, outputs: Any = None) -> None:
-        use(is_sharded, outputs)
-
-    return hook
 
 
 def _sharding_before(style: Any) -> bool | None:

@@ -22,6 +22,7 @@ from runner.parallel.batch_forms import parts_of
 from runner.parallel.modes import evaluation_mode
 from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.precision import of_inputs
+from runner.parallel.same_start import broadcast
 from runner.parallel.settings import SCHEDULES
 from runner.parallel.sharded import ShardedTrainer, materialize_sharded, on_meta, parallelize
 from runner.parallel.state import StateDict, full_tensor, merged, restricted
@@ -35,21 +36,6 @@ from runner.versions.torch_api import NO_OUTPUTS
 
 # How the cost of layers is measured: on so many samples, at least so often, and until so many seconds have passed.
 _SAMPLES, _ROUNDS, _MEASURING = 2, 3, 0.2
-_HEADER = 10  # numbers that describe a tensor: dimensions, dtype, sizes
-_DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.complex64,
-    torch.complex128,
-)
 
 
 class _Stage(PipelineStage):
@@ -93,7 +79,7 @@ class PipelineTrainer(ShardedTrainer):
         super().__init__(task, model, setting, stages.values())
         self.pipeline = setting.mesh.get_group("pipeline")
         self._home, self._stages, self._owners = setting.device, stages, owners
-        self.copies = {name: one.name for one in tied for _, name in one.places[1:]}
+        self.copies = {name: first for (_, first), *others in tied for _, name in others}
         self._shared = self._own_of(tied)
         options = setting.options
         kind: Any = get_schedule_class(SCHEDULES[options.pp_schedule].name)
@@ -144,9 +130,9 @@ class PipelineTrainer(ShardedTrainer):
         """
         here, parameters = dist.get_rank(self.pipeline), dict(self.model.named_parameters())
         own = {
-            one.name: parameters[name]
-            for one in tied
-            for stage, name in one.places
+            places[0][1]: parameters[name]
+            for places in tied
+            for stage, name in places
             if self._owners[stage] == here and parameters[name].requires_grad
         }
         everyone: list[Any] = [None] * dist.get_world_size(self.pipeline)
@@ -185,37 +171,27 @@ class PipelineTrainer(ShardedTrainer):
         part.copy_(torch.stack([found[rank] for rank in having]).sum(0))
 
     def outputs(self, *inputs: Any, **named: Any) -> Any:
-        """As in the base class, of one tensor and what all stages get beside it. The batch goes through the stages one by one, and all ranks get the outputs."""
+        """Call the stages one by one, with one tensor and what all stages get beside it. All ranks get the outputs."""
         values, *more = inputs
         for number, (owner, after) in enumerate(zip(self._owners, [*self._owners[1:], None], strict=True)):
             if number in self._stages:
                 with self.loss_context():
                     values = full_tensor(self._stages[number](values, *more, **named))
-            if after is not None and after != owner:
-                values = self._hand_on(values, owner, after)
+            if after != owner:
+                values = self._shown(values, owner)
         self._order.compare_pending()
-        return self._from(values, self._owners[-1])
-
-    def _hand_on(self, values: Tensor, owner: int, receiver: int) -> Tensor:
-        here = dist.get_rank(self.pipeline)
-        if here == owner:
-            dist.send(_header(values), group=self.pipeline, group_dst=receiver)
-            dist.send(values.contiguous(), group=self.pipeline, group_dst=receiver)
-        elif here == receiver:
-            header = torch.empty(_HEADER, dtype=torch.int64, device=self._home)
-            dist.recv(header, group=self.pipeline, group_src=owner)
-            values = _described(header)
-            dist.recv(values, group=self.pipeline, group_src=owner)
         return values
 
-    def _from(self, values: Tensor, owner: int) -> Tensor:
-        """A rank's tensor, on all ranks of the pipeline."""
+    def _shown(self, values: Tensor, owner: int) -> Tensor:
+        """Return a rank's tensor on all ranks of the pipeline."""
+        assert self.pipeline is not None
+        form: list[Any] = [(values.shape, values.dtype)]
+        dist.broadcast_object_list(form, dist.get_global_rank(self.pipeline, owner), self.pipeline, self._home)
+        shape, dtype = form[0]
         is_owner = dist.get_rank(self.pipeline) == owner
-        header = _header(values) if is_owner else torch.empty(_HEADER, dtype=torch.int64, device=self._home)
-        dist.broadcast(header, group=self.pipeline, group_src=owner)
-        whole = values.contiguous() if is_owner else _described(header)
-        dist.broadcast(whole, group=self.pipeline, group_src=owner)
-        return whole
+        found = values if is_owner else torch.empty(shape, dtype=dtype, device=self._home)
+        broadcast([found], self._home, self.pipeline, source=owner)
+        return found
 
     def state(self) -> StateDict:
         return merged(super().state(), self.pipeline)
@@ -337,20 +313,10 @@ def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
     Raises:
         UsageError: there are some.
     """
-    for one in tied:
-        (stage, name), (other, its), *_ = one.places
-        if len({owners[number] for number, _ in one.places}) < len(one.places):
+    for places in tied:
+        (stage, name), (other, its), *_ = places
+        if len({owners[number] for number, _ in places}) < len(places):
             raise UsageError(
                 f"{its} is tied to {name}, and this schedule has their stages ({stage} and {other}) on one rank",
                 fix="take a --pp-schedule that has the first and the last stage on two",
             )
-
-
-def _header(values: Tensor) -> Tensor:
-    numbers = [values.dim(), _DTYPES.index(values.dtype), *values.shape]
-    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)), dtype=torch.int64, device=values.device)
-
-
-def _described(header: Tensor) -> Tensor:
-    dimensions, dtype, *sizes = header.tolist()
-    return torch.empty(sizes[:dimensions], dtype=_DTYPES[dtype], device=header.device)

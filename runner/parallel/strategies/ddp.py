@@ -97,9 +97,9 @@ def ddp(task: Task, setting: Setting) -> Trainer:
     DTensors, and under a zero-bubble schedule it averages nothing, without a word (torch 2.14).
     """
     if degree(setting.mesh, "tensor") * degree(setting.mesh, "pipeline") > 1:
-        from runner.parallel.compose import compose  # imports DTensor, which takes a second
+        from runner.parallel.strategies.fsdp import fsdp  # imports DTensor, which takes a second
 
-        return compose(task, setting, shard=False)
+        return fsdp(task, setting, shard=False)
     model = task.build(setting.device, setting.dtype)
     prepare(model, task.plan.units(model), setting.options)
     return DdpTrainer(task, model, task.make_optimizer(model.parameters()), setting)

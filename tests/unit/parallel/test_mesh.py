@@ -34,13 +34,6 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused_with_the_arithmetic() 
     )
 
 
-def test_a_product_that_is_not_the_number_of_ranks_is_refused_with_the_arithmetic() -> None:
-    with pytest.raises(
-        UsageError, match=r"replicate\(2\) × shard\(1\) × pipeline\(1\) × tensor\(4\) = 8 is not .* \(4\)"
-    ):
-        lay_out(topology([0, 0, 1, 1]), Degrees(replicate=2, tensor=4))
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=16))
 def test_replicas_alone_are_numbered_as_the_ranks_are(hosts: list[int]) -> None:
     layout = lay_out(topology(hosts), Degrees.of(len(hosts)))

@@ -66,7 +66,7 @@ def test_filling_a_model_leaves_the_random_numbers_as_they_were() -> None:
 
 @pytest.mark.needs("tp")
 def test_what_a_factory_refuses_on_a_rank_is_told_by_that_rank() -> None:
-    from runner.parallel.compose import compose
+    from runner.parallel.strategies.fsdp import fsdp
 
     def lacks_a_file() -> nn.Module:
         raise UsageError("there is no vocabulary on this host")
@@ -74,7 +74,7 @@ def test_what_a_factory_refuses_on_a_rank_is_told_by_that_rank() -> None:
     mesh: Any = SimpleNamespace(mesh_dim_names=("data",))
     setting = Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=ParallelSettings(strategy="fsdp"))
     with pytest.raises(UsageError, match="no vocabulary") as caught:
-        compose(task(lacks_a_file), setting, shard=True)
+        fsdp(task(lacks_a_file), setting)
     assert not caught.value.on_all_ranks
 
 
@@ -358,14 +358,14 @@ def test_what_a_stage_of_a_pipeline_does_not_bear_is_told_by_the_ranks_that_have
 @pytest.mark.needs("fsdp")
 def test_after_an_evaluation_the_parameters_are_the_optimizers_again() -> None:
     """And not whole copies in bfloat16, in which a hook's changes would be lost."""
-    from runner.parallel.compose import compose
+    from runner.parallel.strategies.fsdp import fsdp
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
         options = ParallelSettings(strategy="fsdp", precision="bf16")
         made = task(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), Plan(shard=("0",)))
-        trainer = compose(made, Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=options), shard=True)
+        trainer = fsdp(made, Setting(device=CPU, dtype=torch.float32, mesh=mesh, options=options))
         own = [id(one) for group in trainer.optimizer.param_groups for one in group["params"]]
         with torch.no_grad():
             trainer.outputs(torch.ones(2, 4))
