@@ -15,11 +15,7 @@ _LONGEST, _SHOWN = 200, 8  # characters of a described form, and parts of each o
 
 
 def parts_of(batch: Any) -> tuple[Tensor, Tensor]:
-    """A batch's inputs and targets.
-
-    Raises:
-        UsageError: it has another form.
-    """
+    """Return a batch's inputs and targets, and refuse a batch of another form."""
     if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         inputs, targets = batch
         if inputs.dim() and targets.dim() and len(inputs) == len(targets):
@@ -31,11 +27,7 @@ def parts_of(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def with_tensors(batch: Any) -> Any:
-    """The batch, which has some.
-
-    Raises:
-        UsageError: it has none, so that nothing could be computed of it on the device.
-    """
+    """Return the batch, and refuse one without tensors, of which nothing could be computed on the device."""
     parts = batch if isinstance(batch, list | tuple) else [batch]
     if next(tensors_in(batch), None) is None and not any(map(moves_itself, parts)):
         raise UsageError(

@@ -37,12 +37,12 @@ def clip_gradients(
         if one.grad is not None and getattr(one.grad, "placements", None) != getattr(one, "placements", None):
             # Before torch 2.12 the gradient of a sequence-parallel norm is not yet summed here.
             one.grad = one.grad.redistribute(placements=one.placements)
-    by_mesh: dict[Any, list[nn.Parameter]] = defaultdict(list)  # torch's functions take DTensors of one mesh
+    by_mesh: dict[Any, list[Any]] = defaultdict(list)  # torch's functions take DTensors of one mesh
     for parameter in parameters:
         if parameter.grad is not None:
             by_mesh[getattr(parameter.grad, "device_mesh", None)].append(parameter)
     elsewhere = {id(copy) for copy in copies}
-    counted = [[_gradient(one) for one in group if id(one) not in elsewhere] for group in by_mesh.values()]
+    counted = [[one.grad for one in group if id(one) not in elsewhere] for group in by_mesh.values()]
     norms = [full_tensor(total_norm(gradients)) for gradients in counted if gradients]
     nothing = torch.zeros((), dtype=parameters[0].dtype, device=parameters[0].device)  # a stage's that trains nothing
     square = torch.stack(norms).square().sum() if norms else nothing
@@ -62,8 +62,3 @@ def own_gradients(model: nn.Module) -> dict[str, Tensor]:
             shard: Any = local_tensor(parameter.grad)
             shards[name] = values_of(shard) if shard.is_sparse else shard
     return shards
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

@@ -58,11 +58,7 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _added(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
-    """Add a tensor under a name, or a longer one if that is taken, as by ``{"a.b": one, "a": {"b": another}}``.
-
-    Raises:
-        UsageError: safetensors cannot hold it.
-    """
+    """Add a tensor that safetensors can hold under a name, or a longer one if that is taken, as by ``{"a.b": one, "a": {"b": another}}``."""
     is_wrapped = hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "placements")  # no DTensor
     if tensor.dtype in _DTYPES_NOT_SAVED or tensor.layout != torch.strided or tensor.is_quantized or is_wrapped:
         form = f"{type(tensor).__name__} of {tensor.dtype}, {tensor.layout}".replace("torch.", "")

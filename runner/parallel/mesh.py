@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -45,22 +45,13 @@ class Degrees:
 
     @classmethod
     @raised_on_all_ranks()
-    def of(
-        cls,
-        ranks: int,
-        *,
-        replicate: int = 1,
-        shard: int = 1,
-        pipeline: int = 1,
-        tensor: int = 1,
-        rest: Literal["replicate", "shard"] = "replicate",
-    ) -> Degrees:
+    def of(cls, ranks: int, *, rest: Literal["replicate", "shard"] = "replicate", **degrees: int) -> Degrees:
         """The given degrees, multiplied in one dimension, ``rest``, by what they leave of the ranks.
 
         Raises:
             UsageError: the product of the given degrees does not divide the number of ranks.
         """
-        given = {"replicate": replicate, "shard": shard, "pipeline": pipeline, "tensor": tensor}
+        given = asdict(cls(**degrees))
         product = math.prod(given.values())
         times, left = divmod(ranks, product)
         if left:

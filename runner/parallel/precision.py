@@ -61,14 +61,11 @@ def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPol
 
 
 def check(model: nn.Module, precision: str, *, will_be_wrapped: bool = False) -> None:
-    """Check that a model's parameters can be trained in this precision: torch has no way for complex ones (2.14), autocast leaves
+    """Refuse parameters that cannot be trained in this precision: torch has no way for complex ones (2.14), autocast leaves
     float64 as it is, and a gradient scaler takes no float16.
 
     Args:
         will_be_wrapped: whether fully_shard is still to wrap the model, which takes no parameters without dimensions.
-
-    Raises:
-        UsageError: they cannot.
     """
     odd = {"fp32": (), "bf16": (torch.float64,), "fp16": (torch.float64, torch.float16)}[precision]
     for name, parameter in model.named_parameters():
@@ -84,8 +81,3 @@ def check(model: nn.Module, precision: str, *, will_be_wrapped: bool = False) ->
                 f"--precision {precision}: {name} is complex, and its gradient would have to become real",
                 fix="leave it out" if precision == "fp16" else "leave it out, or take --strategy ddp",
             )
-
-
-def scaler(precision: str, device: str) -> torch.amp.GradScaler | None:
-    """For fp16: it scales the loss so that small gradients are not 0, and leaves out steps whose gradients are infinite."""
-    return torch.amp.GradScaler(device) if precision == "fp16" else None

@@ -21,7 +21,6 @@ class StrategyTraits:
         shards: whether data-parallel ranks have a shard of each parameter; None if that is not known.
         shards_optimizer: whether they have a shard of the optimizer's state each, and the full model.
         is_local: whether they train by themselves, and average their weights every ``--sync-every`` steps.
-        averages: whether they exchange the average of all gradients in a step, and nothing else.
         is_divisible: whether it goes with ``--tp`` and ``--pp``.
         hooks: how it can compress gradients.
         scales: whether it goes with fp16's gradient scaler.
@@ -31,22 +30,17 @@ class StrategyTraits:
     shards: bool | None = False
     shards_optimizer: bool = False
     is_local: bool = False
-    averages: bool = False
     is_divisible: bool = False
     hooks: tuple[str, ...] = ()
     scales: bool = True
 
 
 STRATEGIES = {
-    "ddp": StrategyTraits(
-        function="runner.parallel.strategies.ddp:ddp", averages=True, is_divisible=True, hooks=HOOKS[1:]
-    ),
+    "ddp": StrategyTraits(function="runner.parallel.strategies.ddp:ddp", is_divisible=True, hooks=HOOKS[1:]),
     "fsdp": StrategyTraits(function="runner.parallel.strategies.fsdp:fsdp", shards=True, is_divisible=True),
     "zero1": StrategyTraits(function="runner.parallel.strategies.zero1:zero1", shards_optimizer=True),
     "local-sgd": StrategyTraits(function="runner.parallel.strategies.local_sgd:local_sgd", is_local=True, scales=False),
-    "horovod": StrategyTraits(
-        function="runner.parallel.strategies.horovod:horovod", averages=True, hooks=("fp16",), scales=False
-    ),
+    "horovod": StrategyTraits(function="runner.parallel.strategies.horovod:horovod", hooks=("fp16",), scales=False),
 }
 # One of another package refuses itself what it does not support.
 _OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])

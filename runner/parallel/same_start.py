@@ -51,11 +51,7 @@ def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device
 
 @raised_on_all_ranks()
 def _check_dense(model: nn.Module) -> None:
-    """Refuse what cannot be sent as bytes.
-
-    Raises:
-        UsageError: a parameter or buffer is sparse.
-    """
+    """Refuse sparse parameters and buffers, which cannot be sent as bytes."""
     for name, one in [*model.named_parameters(), *model.named_buffers()]:
         if one.layout != torch.strided:
             raise UsageError(
@@ -72,11 +68,7 @@ def _differing(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @raised_on_all_ranks()
 def check_structure(model: nn.Module) -> None:
-    """Compare names, shapes, dtypes and layouts of parameters and buffers on all ranks. Collective.
-
-    Raises:
-        UsageError: they differ.
-    """
+    """Check that names, shapes, dtypes and layouts of parameters and buffers are those of rank 0. Collective."""
     if not _has_others():
         return
     own = [f"{name} {_described(tensor)}" for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
@@ -115,15 +107,12 @@ def broadcast(
 
 @raised_on_all_ranks()
 def check_digests(digests: Sequence[tuple[str, Tensor | None]], what: str, fix: str) -> None:
-    """Compare what several ranks have, by its digests. Collective.
+    """Check that the ranks have the same, by its digests. Collective.
 
     Args:
         digests: by name; on all ranks the same names in the same order. None for what a rank does not have.
         what: they are of, for the message.
         fix: of the message.
-
-    Raises:
-        UsageError: some differ.
     """
     if not _has_others():
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive, positive_float
@@ -16,6 +16,11 @@ CHECKPOINTED = ("none", "full", "selective")
 OUTER_OPTIMIZERS = ("none", "nesterov")
 # What is decided before a workload is loaded, so that it has no defaults of its own for these.
 LAYOUT = ("strategy", "tp", "pp", "replicate")
+
+
+def advanced(default: Any, help: str, **about: Any) -> Any:
+    """Return an option of the group ``parallel`` that only the full help shows."""
+    return option(default, help, group="parallel", advanced=True, **about)
 
 
 class Schedule(NamedTuple):
@@ -46,11 +51,7 @@ SCHEDULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
-    """How a step is computed by all ranks together.
-
-    Raises:
-        UsageError: two of the settings do not go together.
-    """
+    """Settings of how all ranks compute a step together; some do not go together, and are refused."""
 
     strategy: str = option(
         "ddp",
@@ -67,20 +68,14 @@ class ParallelSettings:
     pp: int = option(
         1, "pipeline parallelism: N ranks share the layers", parse=positive, shows=None, group="parallel", changes=True
     )
-    replicate: int | None = option(
+    replicate: int | None = advanced(
         None,
         "with fsdp: N replicas of the model, each sharded within (near) ranks; otherwise there is one",
         parse=positive,
         metavar="N",
-        group="parallel",
-        advanced=True,
     )
-    sequence_parallel: bool = option(
-        False, "with --tp: shard the sequence between the sharded layers", group="parallel", advanced=True
-    )
-    loss_parallel: bool = option(
-        False, "with --tp: compute the loss on each rank's share of the classes", group="parallel", advanced=True
-    )
+    sequence_parallel: bool = advanced(False, "with --tp: shard the sequence between the sharded layers")
+    loss_parallel: bool = advanced(False, "with --tp: compute the loss on each rank's share of the classes")
     micro_batches: int = option(
         None,
         "compute each batch in N parts, of a whole number of samples: with --pp they are in the pipeline at once (default: twice the "
@@ -90,51 +85,31 @@ class ParallelSettings:
         group="training",
         changes=True,
     )
-    pp_schedule: str = option(
-        "1f1b",
-        f"schedule of the pipeline: {', '.join(SCHEDULES)}",
-        choices=tuple(SCHEDULES),
-        metavar="NAME",
-        group="parallel",
-        advanced=True,
+    pp_schedule: str = advanced(
+        "1f1b", f"schedule of the pipeline: {', '.join(SCHEDULES)}", choices=tuple(SCHEDULES), metavar="NAME"
     )
-    stages_per_rank: int = option(
-        None,
-        "stages of the pipeline on each rank (default: as the schedule needs)",
-        parse=positive,
-        metavar="N",
-        group="parallel",
-        advanced=True,
+    stages_per_rank: int = advanced(
+        None, "stages of the pipeline on each rank (default: as the schedule needs)", parse=positive, metavar="N"
     )
-    activation_checkpointing: str = option(
+    activation_checkpointing: str = advanced(
         "none",
         "compute a layer's activations again in the backward pass: full, or selective, which keeps attention's results and every "
         "second linear layer's",
         choices=CHECKPOINTED,
         metavar="HOW",
-        group="parallel",
-        advanced=True,
     )
-    offload: str = option(
-        "none",
-        "with fsdp: keep parameters and optimizer in host memory",
-        choices=("none", "cpu"),
-        group="parallel",
-        advanced=True,
-    )
+    offload: str = advanced("none", "with fsdp: keep parameters and optimizer in host memory", choices=("none", "cpu"))
     precision: str = option(
         "fp32", "compute in this type; parameters keep theirs", choices=PRECISIONS, group="training", changes=True
     )
     compile: bool = option(
         False, "compile the model layer by layer with torch.compile; needs a C++ compiler on CPUs", group="training"
     )
-    comm_hook: str = option(
+    comm_hook: str = advanced(
         "none",
         "compress gradients on the wire: fp16, bf16, powersgd; horovod has fp16 only",
         choices=HOOKS,
         metavar="HOW",
-        group="parallel",
-        advanced=True,
         changes=True,
     )
     clip_norm: float | None = option(
@@ -145,15 +120,11 @@ class ParallelSettings:
         group="training",
         changes=True,
     )
-    sync_every: int = option(
-        8, "with local-sgd: average every N steps", parse=positive, group="parallel", advanced=True, changes=True
-    )
-    outer_optimizer: str = option(
+    sync_every: int = advanced(8, "with local-sgd: average every N steps", parse=positive, changes=True)
+    outer_optimizer: str = advanced(
         "none",
         "with local-sgd: how the average is applied; nesterov makes it DiLoCo",
         choices=OUTER_OPTIMIZERS,
-        group="parallel",
-        advanced=True,
         changes=True,
     )
 
@@ -162,7 +133,9 @@ class ParallelSettings:
         stages = self.stages_per_rank or (SCHEDULES[self.pp_schedule].stages if self.pp > 1 else 1)
         object.__setattr__(self, "stages_per_rank", stages)
         object.__setattr__(self, "micro_batches", self.micro_batches or (2 * self.pp * stages if self.pp > 1 else 1))
-        if problem := next((problem for is_wrong, problem in _conflicts(self) if is_wrong), None):
+        if problem := next(
+            (problem for is_wrong, problem in _of_strategy(self) + _of_pipeline(self) if is_wrong), None
+        ):
             raise UsageError(problem)
 
     @property
@@ -219,12 +192,8 @@ class ParallelSettings:
         return degrees
 
 
-def _conflicts(options: ParallelSettings) -> list[tuple[bool, str]]:
-    """Return what does not go together: (whether it is so here, what to say)."""
-    return _of_strategy(options) + _of_pipeline(options)
-
-
 def _of_strategy(options: ParallelSettings) -> list[tuple[bool, str]]:
+    """Return what does not go with the strategy: (whether it is so here, what to say)."""
     name, traits = options.strategy, traits_of(options.strategy)
     is_model_parallel = options.tp > 1 or options.pp > 1
     return [
@@ -272,39 +241,39 @@ def _of_strategy(options: ParallelSettings) -> list[tuple[bool, str]]:
 
 
 def _of_pipeline(options: ParallelSettings) -> list[tuple[bool, str]]:
-    schedule = SCHEDULES[options.pp_schedule]
-    stages, micro_batches = options.stages_per_rank, options.micro_batches
+    """Return what does not go with the pipeline's schedule, or without a pipeline: as above."""
+    name, schedule, pp = options.pp_schedule, SCHEDULES[options.pp_schedule], options.pp
+    stages, parts = options.stages_per_rank, options.micro_batches
+    if pp == 1:
+        is_named = name != ParallelSettings.pp_schedule
+        return [
+            (stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
+            (is_named, f"--pp-schedule {name} is a pipeline's; add --pp 2 or more"),
+        ]
     return [
-        (options.pp == 1 and stages > 1, f"--stages-per-rank {stages} is about a pipeline; add --pp 2 or more"),
         (
-            options.pp == 1 and options.pp_schedule != ParallelSettings.pp_schedule,
-            f"--pp-schedule {options.pp_schedule} is a pipeline's; add --pp 2 or more",
-        ),
-        (
-            options.pp > 1 and (stages != schedule.stages if schedule.is_fixed else stages < schedule.stages),
-            f"--pp-schedule {options.pp_schedule} takes {schedule.stages} {'' if schedule.is_fixed else 'or more '}stages per rank, "
+            stages != schedule.stages if schedule.is_fixed else stages < schedule.stages,
+            f"--pp-schedule {name} takes {schedule.stages} {'' if schedule.is_fixed else 'or more '}stages per rank, "
             f"not {stages}; leave --stages-per-rank out, or take another schedule",
         ),
         (
-            options.pp > 1 and options.pp_schedule in ("1f1b", "dualpipev") and micro_batches < options.pp * stages,
-            f"--pp-schedule {options.pp_schedule} needs as many micro-batches as there are stages, and --micro-batches "
-            f"{micro_batches} is less than {options.pp} × {stages}; take {options.pp * stages} or more",
+            name in ("1f1b", "dualpipev") and parts < pp * stages,
+            f"--pp-schedule {name} needs as many micro-batches as there are stages, and --micro-batches "
+            f"{parts} is less than {pp} × {stages}; take {pp * stages} or more",
         ),
         (
-            options.pp > 1
-            and "interleaved" in options.pp_schedule
-            and micro_batches % max(1, micro_batches // options.pp) > 0,
-            f"--pp-schedule {options.pp_schedule} goes in rounds of {options.pp} micro-batches, and --micro-batches {micro_batches} "
-            f"does not divide into them; take a multiple of {options.pp}",
+            "interleaved" in name and parts % max(1, parts // pp) > 0,
+            f"--pp-schedule {name} goes in rounds of {pp} micro-batches, and --micro-batches {parts} "
+            f"does not divide into them; take a multiple of {pp}",
         ),
         (
-            options.pp > 1 and schedule.splits_backward and options.activation_checkpointing == "selective",
-            f"--pp-schedule {options.pp_schedule} goes back through a layer twice, which torch's selective checkpointing does not "
+            schedule.splits_backward and options.activation_checkpointing == "selective",
+            f"--pp-schedule {name} goes back through a layer twice, which torch's selective checkpointing does not "
             "support; take --activation-checkpointing full",
         ),
         (
-            options.pp > 1 and schedule.splits_backward and options.compile,
-            f"--pp-schedule {options.pp_schedule} computes gradients of inputs and of weights at different times, and a compiled layer "
+            schedule.splits_backward and options.compile,
+            f"--pp-schedule {name} computes gradients of inputs and of weights at different times, and a compiled layer "
             "would compute both each time; take --pp-schedule 1f1b, or leave out --compile",
         ),
     ]

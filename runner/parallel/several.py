@@ -20,13 +20,10 @@ _OWN = "own"  # begins the names of what a script has registered
 
 @raised_on_all_ranks()
 def check_stateful(own: Mapping[str, Any], what: str) -> None:
-    """See that all of these can be saved and restored.
+    """Refuse what cannot be saved and restored.
 
     Args:
         what: who has given them, as ``register``.
-
-    Raises:
-        UsageError: one cannot.
     """
     for name, one in own.items():
         if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
@@ -37,11 +34,7 @@ def check_stateful(own: Mapping[str, Any], what: str) -> None:
 
 
 def with_own_state(trainer: Trainer) -> Trainer:
-    """What a checkpoint is made of: the trainer, with the state of its task's own if it has some.
-
-    Raises:
-        UsageError: that cannot be saved and restored.
-    """
+    """Return what a checkpoint is made of: the trainer, with the state of its task's own if it has some."""
     own = trainer.task.state
     if not own or isinstance(trainer, Several):
         return trainer

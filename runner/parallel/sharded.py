@@ -7,7 +7,6 @@ layers; then torch.compile, which compiles what it finds; then fully_shard, whos
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -253,7 +252,7 @@ def _apply_fsdp(model: nn.Module, units: Iterable[nn.Module], setting: Setting, 
     """Shard the units one by one, and what is left as one more."""
     options, names = setting.options, setting.mesh.mesh_dim_names or ()
     if options.tp > 1:
-        _silence_remarks(unit for unit in (*units, model) if unit is model or _is_tensor_parallel(unit))
+        _silence_remarks()
     mesh = setting.mesh["replicate", "shard"] if "replicate" in names else setting.mesh["data"]
     check_even(model, mesh.size(mesh.ndim - 1))
     units = [unit for unit in units if is_called(unit) and not _shares_parameters(unit, model)]
@@ -278,21 +277,10 @@ def _apply_fsdp(model: nn.Module, units: Iterable[nn.Module], setting: Setting, 
     fully_shard(model, **arguments, mp_policy=precision.policy(options.precision, is_root=True, is_last=is_last))
 
 
-def _is_tensor_parallel(layer: nn.Module) -> bool:
-    """Whether the layer itself is tensor parallel, and not only what is in it."""
-    return any(hasattr(parameter, "placements") for parameter in layer.parameters(recurse=False))
-
-
-def _silence_remarks(units: Iterable[nn.Module]) -> None:
-    """Silence what torch warns about any model that has tensor-parallel layers under fully_shard, and that its user cannot change (2.14).
-
-    Args:
-        units: tensor-parallel layers, and the model, which returns the output of one.
-    """
+def _silence_remarks() -> None:
+    """Silence what torch says of any tensor-parallel layers under fully_shard, and that their user cannot change (2.14)."""
     # The output of a tensor-parallel layer is a view; changed in place it would lose a hook of fully_shard's. Autograd refuses that.
-    names = "|".join({re.escape(type(unit).__name__) for unit in units})
-    remark = rf"FSDP2-wrapped module \(FSDP({names})\) returned a view tensor"
-    warnings.filterwarnings("ignore", remark, UserWarning)
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(\w+\) returned a view tensor", UserWarning)
     logging.getLogger(REDISTRIBUTION).addFilter(_is_worth_logging)
 
 
@@ -308,11 +296,6 @@ def is_called(unit: nn.Module) -> bool:
 
 def _shares_parameters(unit: nn.Module, model: nn.Module) -> bool:
     """Whether the unit shares a parameter with a module outside it. Such a unit is sharded together with the root."""
-    own = {id(parameter) for parameter in unit.parameters()}
-    inside = {id(module) for module in unit.modules()}
-    return any(
-        id(parameter) in own
-        for module in model.modules()
-        if id(module) not in inside
-        for parameter in module.parameters(recurse=False)
-    )
+    own, inside = set(map(id, unit.parameters())), set(unit.modules())
+    outside = (module for module in model.modules() if module not in inside)
+    return any(id(parameter) in own for module in outside for parameter in module.parameters(recurse=False))

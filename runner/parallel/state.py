@@ -182,11 +182,7 @@ def copy_shard(full: Tensor, into: Tensor) -> None:
 
 
 def _state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's ``state_dict()``.
-
-    Raises:
-        UsageError: it has none, or one of another form than torch's.
-    """
+    """Return the optimizer's ``state_dict()``, and refuse one of another form than torch's."""
     name, fix = type(optimizer).__name__, "take an optimizer whose state_dict() is torch's"
     try:
         found: dict[str, Any] = optimizer.state_dict()

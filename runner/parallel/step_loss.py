@@ -26,11 +26,7 @@ class LossForm:
         self._is_compared = False
 
     def see(self, loss: WeightedLoss) -> None:
-        """See the loss of a batch.
-
-        Raises:
-            UsageError: those before had another form.
-        """
+        """See the loss of a batch, and refuse another form than that of those before."""
         has_weight = loss.weight is not None
         if self._has_weight not in (None, has_weight):
             raise UsageError(
@@ -40,11 +36,7 @@ class LossForm:
         self._has_weight = has_weight
 
     def compare(self, group: dist.ProcessGroup | None, device: torch.device) -> bool:
-        """Compare it among the ranks, in the first step. Returns whether this is it. Collective.
-
-        Raises:
-            UsageError: ranks have different forms.
-        """
+        """Compare the form among the ranks, in the first step. Return whether this is it. Collective."""
         if self._is_compared:
             return False
         self._is_compared = True

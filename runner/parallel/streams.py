@@ -84,7 +84,7 @@ class RandomStreams:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
     def _use(self, is_sharded: bool | None, _: nn.Module, __: Any, outputs: Any = None) -> None:
-        """Go on in the stream for what a layer takes or returns; None: as its outputs are, if they tell."""
+        """Continue in the stream for what a layer takes or returns; None: as its outputs are, if they tell."""
         if is_sharded is None and hasattr(outputs, "placements"):
             is_sharded = _has_shard(outputs.placements)
         if is_sharded is not None:

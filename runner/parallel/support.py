@@ -35,11 +35,7 @@ _OTHERWISE = "take another optimizer, or --strategy ddp or zero1"
 
 @raised_on_all_ranks()
 def check_shapes(model: nn.Module) -> None:
-    """Refuse a model that is not yet all there.
-
-    Raises:
-        UsageError: a parameter or buffer has no shape yet.
-    """
+    """Refuse a model with a parameter or buffer that has no shape yet."""
     lazy = next((name for name, one in [*model.named_parameters(), *model.named_buffers()] if is_lazy(one)), None)
     if lazy is not None:
         raise UsageError(
@@ -50,11 +46,7 @@ def check_shapes(model: nn.Module) -> None:
 
 @raised_on_all_ranks()
 def check_divisible(model: nn.Module) -> None:
-    """Refuse a model of which ranks cannot have shards.
-
-    Raises:
-        UsageError: a module gives sparse gradients.
-    """
+    """Refuse a model with sparse gradients, of which ranks cannot have shards."""
     if sparse := sparse_modules(model):
         raise UsageError(
             f"{sparse[0] or 'the model'} gives sparse gradients, which a sharded model cannot exchange",
@@ -63,13 +55,10 @@ def check_divisible(model: nn.Module) -> None:
 
 
 def check_even(model: nn.Module, shards: int) -> None:
-    """Refuse what torch shards wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
+    """Refuse what an older torch shards wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
 
     Args:
         shards: into how many each part is to be cut.
-
-    Raises:
-        UsageError: there is such a part, and torch is too old for it.
     """
     parameters: list[Any] = [*model.parameters()]
     for one in parameters:
@@ -87,11 +76,7 @@ def sparse_modules(model: nn.Module) -> list[str]:
 
 @contextmanager
 def supported_by(what: str) -> Iterator[None]:
-    """The context in which torch wraps or shards a model: what it does not support is reported in one line.
-
-    Raises:
-        UsageError: torch has refused it.
-    """
+    """Report in one line what torch does not support, in a context in which torch wraps or shards a model."""
     with raised_on_all_ranks():
         try:
             yield
@@ -124,11 +109,7 @@ def results(model: nn.Module) -> list[Tensor]:
 
 @raised_on_all_ranks()
 def check_one_dtype(parameters: Iterable[tuple[str, nn.Parameter]], who: str, fix: str) -> None:
-    """Refuse parameters of several dtypes, as ZeroRedundancyOptimizer does, and fully_shard those of one unit.
-
-    Raises:
-        UsageError: there are some.
-    """
+    """Refuse parameters of several dtypes, as ZeroRedundancyOptimizer does, and fully_shard those of one unit."""
     kinds = {one.dtype: f"{name} is {str(one.dtype).removeprefix('torch.')}" for name, one in parameters}
     if len(kinds) > 1:
         raise UsageError(f"{who} takes parameters of one dtype, and {' and '.join([*kinds.values()][:2])}", fix=fix)

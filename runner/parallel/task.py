@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -81,11 +81,7 @@ class Plan:
 
     @raised_on_all_ranks()
     def check(self, options: ParallelSettings) -> None:
-        """Check that the plan says what the options need.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Refuse options that need what the plan does not say."""
         if problem := self.lacks(options):
             raise UsageError(f"this workload cannot be trained with {problem}")
 
@@ -120,20 +116,15 @@ class Task:
     # One of the two. Either returns the mean over the batch, a scalar; or a pair (sum, weight), such as a sum over tokens and their
     # number: then the loss of a step is the sum over all ranks and micro-batches by the weight of all.
     loss: Callable[[Any, Any], Any] | None = None  # of (outputs, targets)
-    batch_loss: Callable[[Callable[..., Any], Any], Any] | None = (
-        None  # of (model, batch), of any form; it calls the model once
-    )
-    test_data: Dataset[Any] | DataLoader[Any] | Iterable[Any] | None = (
-        None  # each sample that it gives is evaluated once
-    )
+    # Of (model, batch), of any form; it calls the model once.
+    batch_loss: Callable[[Callable[..., Any], Any], Any] | None = None
+    test_data: Dataset[Any] | DataLoader[Any] | Iterable[Any] | None = None  # each sample is evaluated once
     # How batches are made of a Dataset; what a loader gives is used as it is. See docs/train/data.md.
     collate_fn: Callable[[list[Any]], Any] | None = None  # None: torch's
     sampler: Any = None  # gives keys of samples, the same on all ranks
     batch_sampler: Any = None  # gives lists of them
     drop_last: bool = True  # whether samples are left out that do not fill a batch on every rank
-    shards_itself: bool = (
-        False  # whether a stream or a loader gives each rank (and a stream each worker) its own samples
-    )
+    shards_itself: bool = False  # whether a stream or loader gives each rank (a stream: each worker) its own samples
     is_classification: bool = True  # of outputs [batch, classes, …] by class numbers [batch, …]: accuracy is computed
     # Of the evaluation, by name: functions of (outputs, targets), with batch_loss of (outputs, batch), to the mean over the batch or a
     # pair (sum, weight), which are added up exactly over all ranks; or objects of torchmetrics.
@@ -141,9 +132,8 @@ class Task:
     unit: str = "samples"  # what printed lines count
     units_per_sample: int = 1  # a sequence has many tokens
     flops_per_sample: float | None = None  # of a training step, if known: floating-point operations
-    loss_in: tuple[str, float] | None = (
-        None  # another unit of the loss, and how many of it one is: ("bits/byte", 1 / ln 2)
-    )
+    # Another unit of the loss, and how many of it one is: ("bits/byte", 1 / ln 2).
+    loss_in: tuple[str, float] | None = None
     # Step, from 0 → factor of the learning rate; with a second parameter that is given the total of steps.
     schedule: Callable[[int], float] | Callable[[int, int], float] | None = None
     warmup: int = 0  # steps in which the learning rate grows linearly to its value, which the schedule multiplies, too
@@ -155,9 +145,8 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain, of the result; --resume prints changes
     weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None  # to start from, by name; all are needed
     plan: Plan = field(default_factory=Plan)  # data parallel needs none
-    find_unused_parameters: bool = (
-        False  # under ddp and zero1: a step may leave parameters without a gradient, on some ranks
-    )
+    # Under ddp and zero1: a step may leave parameters without a gradient, on some ranks.
+    find_unused_parameters: bool = False
 
     def build(self, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
         """The full model on a device, with its weights. ``dtype``: of its floating-point tensors; None: their own."""
@@ -173,21 +162,21 @@ class Task:
             made = self.model if isinstance(self.model, nn.Module) else self.model()
             check_shapes(made)
             begin_training([made])
-            return made if dtype is None else _cast(made, dtype)
+            if dtype is not None:  # made.to(dtype) would make complex ones real
+                change_tensors(made, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+            return made
 
     def first_batch(self, count: int) -> Any:
         """Return a batch of the first samples of the training data, for tools that do not train on: a stream is read for it."""
         data: Any = self.train_data
         if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
-            first = next(iter(data.sampler if data.batch_sampler is None else data.batch_sampler))
-            return data.collate_fn(
-                [data.dataset[key] for key in first[:count]] if data.batch_sampler is not None else data.dataset[first]
-            )
-        if hasattr(data, "__getitem__") or isinstance(data, IterableDataset):
-            samples = (
-                [data[key] for key in range(count)] if hasattr(data, "__getitem__") else itertools.islice(data, count)
-            )
-            return (self.collate_fn or default_collate)(list(samples))
+            if data.batch_sampler is None:
+                return data.collate_fn(data.dataset[next(iter(data.sampler))])
+            return data.collate_fn([data.dataset[key] for key in next(iter(data.batch_sampler))[:count]])
+        if hasattr(data, "__getitem__"):
+            return (self.collate_fn or default_collate)([data[key] for key in range(count)])
+        if isinstance(data, IterableDataset):
+            return (self.collate_fn or default_collate)([*itertools.islice(data, count)])
         return next(iter(data))
 
     @raised_on_all_ranks()
@@ -206,16 +195,16 @@ class Task:
                 f"the task's optimizer gives a {name}, and not a torch.optim.Optimizer",
                 fix="give it a function of the parameters, such as lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
             )
+        # Of the class, as a scheduler replaces the object's own.
+        arguments = [*inspect.signature(type(made).step).parameters.values()][1:]
         needed = [
             parameter.name
-            for parameter in [*inspect.signature(type(made).step).parameters.values()][
-                1:
-            ]  # a scheduler replaces the object's own
+            for parameter in arguments
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]
         if needed:
-            raise _needs(made, " and ".join(needed))
+            raise lacks_argument(made, " and ".join(needed))
         known = {id(one) for one in [*own, *(self.model.parameters() if isinstance(self.model, nn.Module) else ())]}
         given = [one for group in made.param_groups for one in group["params"]]
         strange = [list(one.shape) for one in given if id(one) not in known]
@@ -250,11 +239,7 @@ class Task:
 
     @raised_on_all_ranks()
     def check_stages(self, options: ParallelSettings) -> None:
-        """Check that the loss leaves the model to a pipeline's stages, if there are some.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Refuse a loss that calls the model itself, if a pipeline's stages compute the outputs."""
         if options.pp > 1 and self.batch_loss is not None:
             raise UsageError(
                 f"--pp {options.pp}: stages compute the outputs, and the task's loss calls the model itself (batch_loss)",
@@ -359,11 +344,7 @@ class WeightedLoss(NamedTuple):
 
 
 def weighted(loss: Any) -> WeightedLoss:
-    """What a task's loss returns, checked: one real number, or a sum and its weight.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Check what a task's loss returns: one real number, or a sum and its weight."""
     total, weight = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
     if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
         raise UsageError(
@@ -380,32 +361,12 @@ def weighted(loss: Any) -> WeightedLoss:
     return WeightedLoss(total, torch.as_tensor(weight, dtype=torch.float64, device=total.device).detach().reshape(()))
 
 
-@contextmanager
-def closures_refused(optimizer: Optimizer) -> Iterator[None]:
-    """A step of an optimizer that may ask for a closure only when it is called without, as those of sharpness-aware methods do.
-
-    Raises:
-        UsageError: it has asked for one.
-    """
-    try:
-        yield
-    except Exception as error:
-        if "closure" not in str(error).lower():
-            raise
-        raise _needs(optimizer, "a closure") from error
-
-
-def _needs(optimizer: Optimizer, what: str) -> UsageError:
+def lacks_argument(optimizer: Optimizer, what: str) -> UsageError:
+    """Return the refusal of an optimizer whose step needs an argument."""
     return UsageError(
         f"{type(optimizer).__name__}.step() needs {what}, and is called here without: a step computes the loss once",
         fix="take an optimizer that needs none, such as torch.optim.AdamW",
     )
-
-
-def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The model with its real floating-point tensors in this dtype. (``model.to(dtype)`` makes complex ones real.)"""
-    change_tensors(model, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    return model
 
 
 def _matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:

@@ -30,7 +30,7 @@ from runner.parallel.state import (
 )
 from runner.parallel.step_loss import LossForm, StepLoss
 from runner.parallel.support import described, is_about_the_model
-from runner.parallel.task import Stateful, Task, closures_refused
+from runner.parallel.task import Stateful, Task, lacks_argument
 from runner.parallel.trees import map_tensors
 from runner.versions.torch_private import multiply, overflows
 
@@ -74,7 +74,8 @@ class Trainer:
         precision.check(model, options.precision)
         self.dtype = precision.of_inputs(model)
         self._device, self._has_stepped = next(model.parameters()).device.type, False
-        self.scaler = precision.scaler(options.precision, self._device)
+        # It scales the loss so that small gradients are not 0, and leaves out steps whose gradients are infinite.
+        self.scaler = torch.amp.GradScaler(self._device) if options.precision == "fp16" else None
         self._batch_size: int = getattr(options, "batch_size", 1)  # a rank's, which workloads' settings have
         self._form = LossForm()
         self._factor = 1.0  # of the gradients, up to the optimizer's step
@@ -150,11 +151,7 @@ class Trainer:
         return nullcontext()
 
     def finish_gradients(self) -> None:
-        """Check that the gradients are those of all ranks, after the last backward pass of a step. Collective.
-
-        Raises:
-            RunnerError: they are not.
-        """
+        """Refuse gradients that are not those of all ranks, after the last backward pass of a step. Collective."""
 
     def update(self) -> None:
         """Clip the gradients if asked for, and step the optimizer."""
@@ -166,7 +163,7 @@ class Trainer:
         if self.options.clip_norm is not None:
             copies = [parameter for name, parameter in self.model.named_parameters() if name in self.copies]
             clip_gradients(self.model.parameters(), self.options.clip_norm, self.pipeline, copies)
-        with self._first_step_errors(), closures_refused(self.optimizer):
+        with self._step_errors():
             if self.scaler is None:
                 self.optimizer.step()
             else:
@@ -183,15 +180,13 @@ class Trainer:
         self._factor = 1.0
 
     @contextmanager
-    def _first_step_errors(self) -> Iterator[None]:
-        """A step of the optimizer, which refuses in its first one what it cannot train.
-
-        Raises:
-            UsageError: it has done so.
-        """
+    def _step_errors(self) -> Iterator[None]:
+        """Refuse an optimizer that asks for a closure, or in its first step what it cannot train."""
         try:
             yield
         except Exception as error:
+            if "closure" in str(error).lower():
+                raise lacks_argument(self.optimizer, "a closure") from error
             if self._has_stepped or not is_about_the_model(error):
                 raise
             raise UsageError(
@@ -286,11 +281,7 @@ class Trainer:
         return state
 
     def check_state(self) -> None:
-        """See that a checkpoint can hold the state, of which optimizers make their part in the first step. Changes nothing.
-
-        Raises:
-            UsageError: it cannot.
-        """
+        """Refuse a state that a checkpoint cannot hold; optimizers make their part of it in the first step."""
         state_of(self.model, self.local_optimizer, self.copies)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -308,11 +308,7 @@ def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
 
 @raised_on_all_ranks()
 def _check_apart(tied: Sequence[Tied], owners: Sequence[int]) -> None:
-    """Refuse stages of one rank that share a parameter: its copies would be two of the same name.
-
-    Raises:
-        UsageError: there are some.
-    """
+    """Refuse stages of one rank that share a parameter: its copies would be two of the same name."""
     for places in tied:
         (stage, name), (other, its), *_ = places
         if len({owners[number] for number, _ in places}) < len(places):

@@ -107,12 +107,8 @@ class LocalTrainer(Trainer):
 
     @torch.no_grad()
     def _average_optimizer(self) -> None:
-        values = [value for of_one in self.optimizer.state.values() for value in of_one.values()]
-        moments = [
-            value
-            for value in values
-            if isinstance(value, torch.Tensor) and value.dim() and (value.is_floating_point() or value.is_complex())
-        ]
+        values = [one for state in self.optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        moments = [one for one in values if one.dim() and (one.is_floating_point() or one.is_complex())]
         if moments:
             average_parameters(iter(moments), self._group)  # type: ignore[arg-type]  # torch names Parameter, and copies any tensors
 
