@@ -23,11 +23,7 @@ _OTHERS = ("aten::bmm", "aten::convolution", "aten::_scaled_dot_product")
 def prepare(
     model: nn.Module, units: Sequence[nn.Module], options: ParallelSettings, streams: RandomStreams | None = None
 ) -> None:
-    """Make the units recompute their activations, and compile them, as the options say. Without units the model is one.
-
-    Args:
-        streams: that the model draws random numbers from, if they are its own.
-    """
+    """Make the units recompute their activations, and compile them, as the options say. Without units the model is one."""
     if options.activation_checkpointing != "none":
         for unit in units:
             _recompute(unit, streams, selective=options.activation_checkpointing == "selective")

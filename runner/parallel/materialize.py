@@ -31,9 +31,6 @@ def materialize(model: nn.Module, factory: Callable[[], nn.Module], device: torc
     (and ``torch.initial_seed()``); then the rank takes its shard. So the weights do not depend on how the model is sharded,
     and no more than one full module is in memory. Collective, where there is a process group.
 
-    Args:
-        factory: makes such a model, unsharded.
-
     Raises:
         UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
             they were, or initialises them differently on other ranks.

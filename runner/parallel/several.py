@@ -20,11 +20,7 @@ _OWN = "own"  # begins the names of what a script has registered
 
 @raised_on_all_ranks()
 def check_stateful(own: Mapping[str, Any], what: str) -> None:
-    """Refuse what cannot be saved and restored.
-
-    Args:
-        what: who has given them, as ``register``.
-    """
+    """Refuse what cannot be saved and restored. ``what``: who has given it, such as ``register``."""
     for name, one in own.items():
         if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):
             raise UsageError(

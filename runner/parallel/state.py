@@ -6,7 +6,7 @@ once, in which Horovod's would communicate, and ``set_state_dict`` fails for an 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,12 +48,9 @@ def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] =
     Raises:
         UsageError: it holds something that a checkpoint cannot.
     """
-    model_state, optimizer_state = (
-        model.state_dict(),
-        _state_of(optimizer),
-    )  # before _names: fully_shard may replace parameters
+    model_state, optimizer_state = model.state_dict(), _state_of(optimizer)
+    names = dict(enumerate(_names(model, optimizer, copies)))  # after state_dict(): fully_shard may replace parameters
     tensors: dict[str, Tensor] = {}
-    names = _names(model, optimizer, copies)
     extra = {}
     for name, value in model_state.items():
         encoded = encode(value, f"model.{name}", tensors)
@@ -61,11 +58,11 @@ def state_of(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str] =
             extra[name] = encoded
     values = {}
     for key, value in optimizer_state["state"].items():
-        name = _name(key, names) if isinstance(key, int) else f"{_OTHER}{key}"
+        name = names.get(key, f"{_OTHER}{key}")
         values[name] = encode(value, f"optimizer.{name}", tensors)
     groups = [
         {name: scalar(value) for name, value in group.items() if name != "params" and is_plain(value)}
-        | {"params": [_name(number, names) for number in group["params"]]}
+        | {"params": [names[number] for number in group["params"]]}
         for group in optimizer_state["param_groups"]
     ]
     return StateDict(tensors, groups, {"model": extra, "optimizer": values})
@@ -208,19 +205,13 @@ def _parameter_of(name: str, parameters: Collection[str]) -> str | None:
 
 
 def _names(model: nn.Module, optimizer: Optimizer, copies: Mapping[str, str]) -> list[str]:
-    """The name of each of the optimizer's parameters, by the number that its ``state_dict()`` gives it."""
+    """Return the name of each of the optimizer's parameters, by the number that its ``state_dict()`` gives it.
+
+    A parameter that is not the model's has a name, too: a loss may have parameters.
+    """
     names = {id(parameter): copies.get(name, name) for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [names.get(id(parameter), _unnamed(number)) for number, parameter in enumerate(parameters)]
-
-
-def _name(number: int, names: Sequence[str]) -> str:
-    return names[number] if number < len(names) else _unnamed(number)
-
-
-def _unnamed(number: int) -> str:
-    """For a parameter that is not the model's: a loss may have parameters, too."""
-    return f"parameter-{number}"
+    return [names.get(id(parameter), f"parameter-{number}") for number, parameter in enumerate(parameters)]
 
 
 def is_plain(value: Any) -> bool:

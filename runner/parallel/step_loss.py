@@ -21,7 +21,6 @@ class LossForm:
     """Whether a task's losses have weights: on all ranks and in all steps alike, as those that have are added up over the ranks."""
 
     def __init__(self) -> None:
-        """Of a training of which no step is computed yet."""
         self._has_weight: bool | None = None
         self._is_compared = False
 
@@ -61,7 +60,7 @@ class StepLoss:
     """
 
     def __init__(self, micro_batches: int, batch_size: int, form: LossForm, *, by_samples: bool = False) -> None:
-        """Of a step with so many micro-batches.
+        """Begin a step.
 
         Args:
             batch_size: samples of a rank in a usual step, the same on all ranks.

@@ -32,7 +32,6 @@ class RandomStreams:
     """Those of one model, or of one stage of a pipeline. One at a time is in torch's generators; the others are kept."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, stage: int = 0) -> None:
-        """Let the model's calls draw from the stage's stream."""
         self._device = device
         self._replicated = f"stage {stage}" if stage else _OUTER
         self._sharded = self._replicated

@@ -55,11 +55,7 @@ def check_divisible(model: nn.Module) -> None:
 
 
 def check_even(model: nn.Module, shards: int) -> None:
-    """Refuse what an older torch shards wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others.
-
-    Args:
-        shards: into how many each part is to be cut.
-    """
+    """Refuse what an older torch shards wrongly: parts of a tensor-parallel layer, in shards of which some are smaller than others."""
     parameters: list[Any] = [*model.parameters()]
     for one in parameters:
         placements = getattr(one, "placements", ())
@@ -171,8 +167,7 @@ def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, 
     What it cannot do with small unsharded ones, it may well do with the model's: then nothing is found.
 
     Args:
-        factory: of the optimizer.
-        mesh: along whose last dimension they are sharded.
+        mesh: along whose last dimension the parameters are sharded.
         compares: whether values are compared, too; not in a process group that exchanges nothing.
 
     Raises:

@@ -216,10 +216,7 @@ class Task:
         return made
 
     def loss_of(self, call: Callable[..., Any], batch: Any) -> WeightedLoss:
-        """The loss of a batch, computed by calling the model.
-
-        Args:
-            call: the model, or what calls it by the strategy.
+        """Return the loss of a batch, computed by calling the model, or what calls it by the strategy.
 
         Raises:
             UsageError: the batch has a form that the task's loss does not take, or the loss is no number.
@@ -235,7 +232,13 @@ class Task:
         Raises:
             UsageError: it is no number, or the task's loss calls the model itself.
         """
-        return weighted(self._loss_of_pairs(outputs, targets))
+        if self.loss is None:
+            with raised_on_all_ranks():
+                raise UsageError(
+                    "the task's loss calls the model itself (batch_loss), and here the outputs are computed by stages, or by a tool",
+                    fix="give the task a loss of (outputs, targets)",
+                )
+        return weighted(self.loss(outputs, targets))
 
     @raised_on_all_ranks()
     def check_stages(self, options: ParallelSettings) -> None:
@@ -245,16 +248,6 @@ class Task:
                 f"--pp {options.pp}: stages compute the outputs, and the task's loss calls the model itself (batch_loss)",
                 fix="give the task a loss of (outputs, targets)",
             )
-
-    @property
-    @raised_on_all_ranks()
-    def _loss_of_pairs(self) -> Callable[[Any, Any], Any]:
-        if self.loss is None:
-            raise UsageError(
-                "the task's loss calls the model itself (batch_loss), and here the outputs are computed by stages, or by a tool",
-                fix="give the task a loss of (outputs, targets)",
-            )
-        return self.loss
 
     @raised_on_all_ranks()
     def __post_init__(self) -> None:

@@ -215,11 +215,8 @@ class Trainer:
     def outputs(self, *inputs: Any, **named: Any) -> Any:
         """The model's outputs, for evaluation. All ranks make the same number of calls.
 
-        The bare model is called, not DDP's wrapper, which would exchange buffers in each call.
-
-        Args:
-            inputs: the model's arguments. In a pipeline the first goes through the stages; each gets the others.
-            named: further ones, by name.
+        The bare model is called, not DDP's wrapper, which would exchange buffers in each call. In a pipeline the first of
+        the model's arguments goes through the stages; each stage gets the others.
         """
         with self.computing():
             return map_tensors(full_tensor, self.model(*inputs, **named))

@@ -42,7 +42,6 @@ class _Stage(PipelineStage):
     """Torch's, which also calls the trainer when a micro-batch has gone through it."""
 
     def __init__(self, *arguments: Any, trainer: Trainer, **more: Any) -> None:
-        """``trainer``: whose ``on_progress()`` is called."""
         super().__init__(*arguments, **more)
         self._trainer = trainer
 

@@ -31,9 +31,6 @@ def segments(model: nn.Module, cuts: Collection[str]) -> list[list[str]]:
     What has no parameters is in one group with what comes before it, and at the beginning with what comes after: an optimizer
     takes no empty list.
 
-    Args:
-        cuts: the names of the modules that may begin a stage.
-
     Raises:
         UsageError: parameters belong to a module that is cut, so to no stage.
     """
@@ -88,22 +85,13 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
     return [range(begin, end) for end, begin in itertools.pairwise(ends)][::-1]
 
 
-def submodel(model: nn.Module, pieces: Collection[str], own: Collection[str]) -> nn.Module:
-    """The model with some of its pieces only. Those are the model's own modules; what contains them is a copy.
-
-    Args:
-        pieces: the names of all pieces.
-        own: of those that stay.
-    """
-    return _submodel(model, "", set(pieces).difference(own), own)
-
-
-def _submodel(module: nn.Module, prefix: str, others: Collection[str], own: Collection[str]) -> nn.Module:
+def submodel(module: nn.Module, pieces: Collection[str], own: Collection[str], prefix: str = "") -> nn.Module:
+    """Return a copy of a module with its own pieces, those of these names; other pieces pass their input on."""
     part = copy_of(module)
     for key, child in module.named_children():
         name = f"{prefix}{key}"
         if name not in own:
-            replace_child(part, key, PassThrough() if name in others else _submodel(child, f"{name}.", others, own))
+            replace_child(part, key, PassThrough() if name in pieces else submodel(child, pieces, own, f"{name}."))
     return part
 
 

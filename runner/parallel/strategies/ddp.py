@@ -32,7 +32,6 @@ class DdpTrainer(Trainer):
     """DDP around the model, which is wrapped anew where other parameters are trained than before, as when layers are unfrozen."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
-        """Wrap the model."""
         super().__init__(task, model, optimizer, setting.options)
         self._setting = setting
         self._ddp: DistributedDataParallel | None = None

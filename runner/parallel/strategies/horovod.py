@@ -21,7 +21,6 @@ class HorovodTrainer(Trainer):
     """Horovod's optimizer waits for the averaged gradients in ``step()``; clipping and weights need them before."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, options: ParallelSettings) -> None:
-        """Note which parameters Horovod averages the gradients of."""
         super().__init__(task, model, optimizer, options)
         self._averaged = {id(one) for one in model.parameters() if one.requires_grad}
 

@@ -33,7 +33,6 @@ class LocalTrainer(Trainer):
     averages = False
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, setting: Setting) -> None:
-        """Keep the weights of the last average, if an outer optimizer needs them."""
         super().__init__(task, model, optimizer, setting.options)
         self.period = setting.options.sync_every
         self._group = setting.mesh.get_group("data")
