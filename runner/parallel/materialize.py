@@ -35,7 +35,9 @@ def materialize(model: nn.Module, factory: Callable[[], nn.Module], device: torc
         UsageError: a module with parameters or buffers of its own has no ``reset_parameters``, or one that leaves some as
             they were, or initialises them differently on other ranks.
     """
-    _allocate(model, device)
+    shared = shared_parameters(model)
+    model.to_empty(device=device)
+    tie(model, shared)  # to_empty() unties them (torch 2.14)
     digests: dict[str, Tensor | None] = {}
     places = dict(model.named_modules())
     with torch.device("meta"):
@@ -80,7 +82,8 @@ def _initialise(module: Any, name: str, device: torch.device) -> str | None:
     module.to_empty(device=device, recurse=False)
     for tensor in _own_tensors(module).values():
         _head_of(tensor).fill_(_UNSET)
-    seed, before = _seed_of(name), (random.getstate(), numpy.random.get_state())
+    digest = hashlib.sha256(f"{torch.initial_seed()} {name}".encode()).digest()
+    seed, before = int.from_bytes(digest[:7], "big"), (random.getstate(), numpy.random.get_state())
     with torch.random.fork_rng([device], device_type=device.type) if is_gpu(device) else torch.random.fork_rng([]):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -98,15 +101,3 @@ def _head_of(tensor: Tensor) -> Tensor:
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-
-
-def _allocate(model: nn.Module, device: torch.device) -> None:
-    """``to_empty``, which would untie parameters (torch 2.14)."""
-    shared = shared_parameters(model)
-    model.to_empty(device=device)
-    tie(model, shared)
-
-
-def _seed_of(name: str) -> int:
-    digest = hashlib.sha256(f"{torch.initial_seed()} {name}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")

@@ -163,9 +163,7 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
 
     It has the dimension ``data``, and ``pipeline`` and ``tensor`` if their degree is above 1. With replicas of something that
     is sharded, ``data`` is flattened from the dimensions ``replicate`` and ``shard``, which fully_shard takes.
-
-    Args:
-        backend: of the dimensions' groups; None: the default group's.
+    ``backend``: of the dimensions' groups; None: the default group's.
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh

@@ -17,11 +17,7 @@ def begin_training(roots: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def modes_kept(roots: Iterable[nn.Module], *, if_evaluating: bool = False) -> Iterator[None]:
-    """A context after which each module has the mode that it had before.
-
-    Args:
-        if_evaluating: only if a root is in evaluation mode then; otherwise the modes are left as they are.
-    """
+    """Restore each module's mode after a context; with ``if_evaluating`` only if a root is in evaluation mode then."""
     roots = [*roots]
     modes = {module: module.training for root in roots for module in root.modules()}
     try:

@@ -15,8 +15,7 @@ _IGNORED = -100  # torch's default
 def check_mean(what: str, loss: Any) -> None:
     """Refuse a loss or metric of torch, a module or a partial function, that is no mean over a batch's samples.
 
-    Raises:
-        UsageError: it is a sum, or has a value for each sample, or divides by classes' weights or by the targets that count.
+    Such are a sum, a value for each sample, and what divides by classes' weights or by the targets that count.
     """
     is_partial = isinstance(loss, functools.partial)
     kind = loss.func if is_partial else type(loss)

@@ -41,7 +41,9 @@ def begin_alike(model: nn.Module | Callable[[], nn.Module], device: torch.device
     if isinstance(model, nn.Module):
         check_structure(model)
         _check_dense(model)
-        broadcast(_differing([*model.parameters(), *model.buffers()]), device)
+        tensors = [*model.parameters(), *model.buffers()]
+        digests = bounds([int(digest_of(tensor)) for tensor in tensors])
+        broadcast((one for one, (least, most) in zip(tensors, digests, strict=True) if least < most), device)
         return
     seed = [torch.initial_seed()]
     dist.broadcast_object_list(seed, src=0, device=device)
@@ -58,12 +60,6 @@ def _check_dense(model: nn.Module) -> None:
                 f"{name} is sparse ({_layout(one)}), and ranks cannot exchange it",
                 fix="make it dense, or keep its indices and values as buffers and make it of them in forward()",
             )
-
-
-def _differing(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Those of the tensors that are not the same on all ranks. Collective."""
-    digests = bounds([int(digest_of(tensor)) for tensor in tensors])
-    return [tensor for tensor, (smallest, largest) in zip(tensors, digests, strict=True) if smallest < largest]
 
 
 @raised_on_all_ranks()

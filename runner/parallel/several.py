@@ -45,11 +45,7 @@ class Several(Trainer):
     """
 
     def __init__(self, task: Task, trainers: Mapping[str, Trainer], own: Mapping[str, Stateful]) -> None:
-        """Take the trainers by their models' names.
-
-        Args:
-            own: what the script saves beside them, by name. Rank 0's state counts, unless its tensors are sharded.
-        """
+        """Take the trainers, and what the script saves beside them, by name."""
         self._trainers, self.own = trainers, own
         self._prefixes = {name: "" if len(trainers) == 1 else f"{name}." for name in trainers}
         first, *others = trainers.values()

@@ -41,12 +41,7 @@ class RandomStreams:
         model.register_forward_hook(self._end, always_call=True)
 
     def follow(self, model: nn.Module, styles: Mapping[str, ParallelStyle], rank: int) -> None:
-        """Draw from a stream of this tensor-parallel rank's own between layers that shard the activations and those that gather them.
-
-        Args:
-            styles: of the sharded layers, by name.
-            rank: in the tensor-parallel group.
-        """
+        """Draw from a stream of this tensor-parallel rank's own between layers that shard the activations and those that gather them."""
         self._sharded = f"{self._replicated} part {rank}"
         for name, style in styles.items():
             module = model.get_submodule(name)

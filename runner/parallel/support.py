@@ -162,24 +162,20 @@ def copies_of(optimizer: Optimizer, kinds: Sequence[ParameterKind]) -> Callable[
 
 @raised_on_all_ranks()
 def check_steps(factory: Any, kinds: Sequence[ParameterKind], mesh: DeviceMesh, *, compares: bool = True) -> None:
-    """Try the optimizer on small parameters that are sharded as the model's are, beside the same ones unsharded. Collective.
+    """Refuse an optimizer that fails with sharded parameters, or steps otherwise than with unsharded ones. Collective.
 
+    It is tried on small parameters that are sharded as the model's are, beside the same ones unsharded.
     What it cannot do with small unsharded ones, it may well do with the model's: then nothing is found.
 
     Args:
         mesh: along whose last dimension the parameters are sharded.
         compares: whether values are compared, too; not in a process group that exchanges nothing.
-
-    Raises:
-        UsageError: it fails with sharded parameters, or its steps are others.
     """
     if not any(kind.is_sharded for kind in kinds):
         return
     try:
         expected = _stepped(factory, kinds, None)
-    except (
-        Exception
-    ):  # of the small parameters: with the model's it may go well, and the first step tells what does not
+    except Exception:  # of the small parameters: the model's may do, and else the first step tells
         return
     try:
         found = _stepped(factory, kinds, mesh)

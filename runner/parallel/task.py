@@ -304,11 +304,7 @@ class Best(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Best:
-        """``loss``, ``min NAME`` or ``max NAME``.
-
-        Raises:
-            UsageError: it is something else.
-        """
+        """Parse ``loss``, ``min NAME`` or ``max NAME``, and refuse another text."""
         way, _, name = ("min loss" if text == "loss" else text).partition(" ")
         if way not in ("min", "max") or not name:
             raise UsageError(

@@ -31,11 +31,7 @@ def tie(model: nn.Module, shared: Sequence[Sequence[str]]) -> None:
 
 @raised_on_all_ranks()
 def tie_sharded(model: nn.Module, shared: Sequence[Sequence[str]]) -> None:
-    """Tie what tensor parallelism has sharded, module by module.
-
-    Raises:
-        UsageError: some modules have another shard of the parameter than others.
-    """
+    """Tie what tensor parallelism has sharded module by module, and refuse modules with other shards of a parameter."""
     for first, *others in shared:
         for name in others:
             if placements_of(model.get_parameter(name)) != placements_of(model.get_parameter(first)):

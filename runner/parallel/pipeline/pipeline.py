@@ -122,11 +122,7 @@ class PipelineTrainer(ShardedTrainer):
 
     @raised_on_all_ranks()
     def _own_of(self, tied: Sequence[Tied]) -> list[tuple[nn.Parameter, list[int]]]:
-        """This rank's parameters that other stages have, too, each with the ranks of the pipeline that have it.
-
-        Raises:
-            UsageError: they are not sharded alike.
-        """
+        """Return this rank's parameters that other stages have, sharded alike, each with the ranks of the pipeline that have it."""
         here, parameters = dist.get_rank(self.pipeline), dict(self.model.named_parameters())
         own = {
             places[0][1]: parameters[name]
