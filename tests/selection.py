@@ -11,7 +11,12 @@ from __future__ import annotations
 FIRST = (
     "unit",
     # launch, scripts, refusals
+    "launched/test_help.py",
     "launched/test_explain.py",
+    "launched/test_extensions.py",
+    "launched/test_optimizer_steps.py",
+    "launched/test_shared_import.py",
+    "launched/test_start.py",
     "launched/test_refusals.py::test_before_torch",
     "launched/test_refusals.py::test_ranks_with_other_arguments",
     "launched/test_scripts.py::test_a_script_finds_what_torchrun_gives",
@@ -50,15 +55,18 @@ FIRST = (
     "launched/test_failures.py::test_an_exception_on_one_rank_ends_the_job",
     "launched/test_failures.py::test_what_a_rank_has_started_ends_with_a_failed_job",
     "launched/test_failures.py::test_a_script_that_hangs_in_a_collective_shows_it_too",
+    "launched/guard/test_agent.py",
+    "launched/guard/test_guard.py",
     "launched/test_log_dir.py::test_what_a_rank_prints_is_kept_and_shown",
     "launched/test_restart_in_place.py::test_a_script_goes_on_from_its_checkpoint",
     "launched/test_supervise.py::test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it",
     # MPI collectives
     "launched/test_mpi_backend.py::test_every_operation",
-    # tools: doctor is in smoke, jobscript in unit
+    # tools: doctor is in smoke
     "launched/test_bench.py::test_a_narrow_terminal_gets_fewer_columns",
     "launched/test_compare.py::test_engines_train_the_same_model",
     "launched/test_documented_modules.py::test_strategies_config_resume_export_and_report",
+    "launched/test_jobscript.py",
     "launched/test_scale.py::test_known_costs_are_found_again",
     "launched/layouts/test_plan.py::test_a_terminal_gets_a_table_and_files_the_rest",
     "launched/test_report.py::test_a_training_that_started_again_in_place",

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from runner.base.errors import UsageError
 from runner.base.settings import as_toml, as_words, made_of, option, settings_in
 from runner.options.command import given_in, parse
-from runner.options.job_settings import JobSettings
 from runner.tools.registry import TOOLS, summaries
 from runner.training.settings import Every, Settings, Steps, StepSettings, every, shared_in
 from runner.training.workload import bound
-from tests.launching import RUNNER, ok, run
+from tests.launching import ok, run
 from tests.reference import DOCUMENT, page
 
 
@@ -217,30 +216,6 @@ def test_how_often_a_checkpoint_is_written(text: str, expected: Every) -> None:
 def test_what_is_no_interval_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is none of 2epochs, 500steps"):
         read("--save-every", text)
-
-
-def test_the_help_of_the_runner_fits_a_screen_and_has_all_tools_and_workloads() -> None:
-    lines = ok(run(*RUNNER, "--help")).stdout.splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
-    first = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert {*TOOLS, "workloads.mnist", "workloads.llama"} <= {*first}
-
-
-@pytest.mark.parametrize(
-    "workload", ["mnist", pytest.param("llama", marks=pytest.mark.needs("workloads.llama")), "resnet", "alexnet"]
-)
-def test_the_help_of_a_workload_has_35_options_and_the_full_help_all(workload: str) -> None:
-    def options(flag: str) -> set[str]:
-        text = ok(run(*RUNNER, f"workloads.{workload}", flag)).stdout
-        assert text.startswith(f"usage: python -m runner workloads.{workload} [options]\n")
-        return {found[1] for line in text.splitlines() if (found := re.match(r"  (?:-h, )?(--[\w-]+)", line))}
-
-    usual, full = options("--help"), options("--help-all")
-    assert len(usual) <= 35
-    assert usual < full
-    assert {one.flag for one in settings_in(JobSettings).values() if not one.about.hidden} <= full
-    assert not {"--began", "--no-compile"} & full
 
 
 @pytest.mark.needs("workloads.llama")

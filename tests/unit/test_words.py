@@ -25,6 +25,7 @@ PARTS = ("runner", "workloads", "tests", "docs", "README.md", "CHANGELOG.md", "m
 LEFT_OUT = (
     "runner/guard/",
     "tests/unit/guard/",
+    "tests/launched/guard/",
     "tests/unit/test_words.py",
     "docs/results/",
     "tests/data/",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from runner.launch.detect import detect, is_reporting, unused_tasks
 from runner.launch.launchers import LAUNCHERS, Launcher
 from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.rendezvous.rendezvous import choose_way
-from tests.launching import PROGRAMS, ROOT, RUNNER, ok, run
+from tests.launching import ROOT
 
 DATA = ROOT / "tests" / "data" / "launchers"
 
@@ -359,17 +357,3 @@ def test_an_elastic_job_is_refused() -> None:
     assert raised.value.on_all_ranks  # one line
     refuse_mislaunch(detect(elastic, "horovodrun"))
     refuse_mislaunch(detect(captured("horovodrun")))
-
-
-def test_a_launcher_of_another_package() -> None:
-    path = os.pathsep.join([str(PROGRAMS / "extensions" / "other_launcher"), os.environ.get("PYTHONPATH", "")])
-    set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
-    found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **set_by_it)).stdout)
-    assert found["launcher"] == {"name": "grid", "title": "Grid", "why": "GRID_TASK=0 set"}
-    assert found["sources"] == {"rank": "GRID_TASK", "size": "GRID_TASKS", "local_rank": "GRID_LOCAL"}
-    under_mpi = set_by_it | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-    found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **under_mpi)).stdout)
-    assert found["launcher"]["name"] == "grid"
-    done = run(*RUNNER, "--launcher", "grid", "explain", PYTHONPATH=path)
-    assert done.returncode == 2
-    assert "Grid is half set: nothing without GRID_TASK, GRID_TASKS" in done.stderr

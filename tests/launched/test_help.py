@@ -1,13 +1,17 @@
-"""Help and messages name the command by which the runner was started."""
+"""The help fits a screen, and help and messages name the command by which the runner was started."""
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 
 from runner.base.command_name import AS_MODULE, SCRIPT
 from runner.base.errors import UsageError
+from runner.base.settings import settings_in
+from runner.options.job_settings import JobSettings
+from runner.tools.registry import TOOLS
 from runner.tools.supervise.supervise import _places_in
 from tests.launching import CONSOLE, RUNNER, ok, run
 
@@ -48,3 +52,27 @@ def test_supervise_finds_the_options(line: str, launcher: str, options: str) -> 
 def test_supervise_refuses_what_starts_no_runner() -> None:
     with pytest.raises(UsageError, match="does not start a runner"):
         _places_in(["mpirun", "-np", "2", "python", "-m", "runners", "x.py"])
+
+
+def test_the_help_of_the_runner_fits_a_screen_and_has_all_tools_and_workloads() -> None:
+    lines = ok(run(*RUNNER, "--help")).stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    first = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert {*TOOLS, "workloads.mnist", "workloads.llama"} <= {*first}
+
+
+@pytest.mark.parametrize(
+    "workload", ["mnist", pytest.param("llama", marks=pytest.mark.needs("workloads.llama")), "resnet", "alexnet"]
+)
+def test_the_help_of_a_workload_has_35_options_and_the_full_help_all(workload: str) -> None:
+    def options(flag: str) -> set[str]:
+        text = ok(run(*RUNNER, f"workloads.{workload}", flag)).stdout
+        assert text.startswith(f"usage: python -m runner workloads.{workload} [options]\n")
+        return {found[1] for line in text.splitlines() if (found := re.match(r"  (?:-h, )?(--[\w-]+)", line))}
+
+    usual, full = options("--help"), options("--help-all")
+    assert len(usual) <= 35
+    assert usual < full
+    assert {one.flag for one in settings_in(JobSettings).values() if not one.about.hidden} <= full
+    assert not {"--began", "--no-compile"} & full

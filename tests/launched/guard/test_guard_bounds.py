@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from tests.launched.guard.test_guard import guarded, worker_of
 from tests.polling import LIMIT
-from tests.unit.guard.test_guard import guarded, worker_of
 
 
 @pytest.mark.parametrize(

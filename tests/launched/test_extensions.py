@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, own_lines, run
+from tests.launching import PROGRAMS, RUNNER, ok, own_lines, run
 
 GROUPS = {"strategy": "strategies"}
 TRAINING = ("workloads.linear", "--strategy", "name")
@@ -70,3 +71,17 @@ def test_a_package_is_found_however_it_is_installed(tmp_path: Path, entry: str, 
     path = os.pathsep.join([str(tmp_path / entry), os.environ.get("PYTHONPATH", "")])
     (told,) = own_lines(run(*RUNNER, "name", PYTHONPATH=path))
     assert "the tool name of another package cannot be loaded from nothing:NONE" in told
+
+
+def test_a_launcher_of_another_package() -> None:
+    path = os.pathsep.join([str(PROGRAMS / "extensions" / "other_launcher"), os.environ.get("PYTHONPATH", "")])
+    set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
+    found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **set_by_it)).stdout)
+    assert found["launcher"] == {"name": "grid", "title": "Grid", "why": "GRID_TASK=0 set"}
+    assert found["sources"] == {"rank": "GRID_TASK", "size": "GRID_TASKS", "local_rank": "GRID_LOCAL"}
+    under_mpi = set_by_it | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **under_mpi)).stdout)
+    assert found["launcher"]["name"] == "grid"
+    done = run(*RUNNER, "--launcher", "grid", "explain", PYTHONPATH=path)
+    assert done.returncode == 2
+    assert "Grid is half set: nothing without GRID_TASK, GRID_TASKS" in done.stderr
