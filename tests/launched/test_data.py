@@ -69,7 +69,6 @@ def test_an_epoch_ends_on_all_ranks_with_the_shortest_stream(turns: Turns, tmp_p
         ("weighted", ["--batch-size", "16"], "the DataLoader makes batches of 4"),
         ("of other ranks", [], "the DistributedSampler is of rank 0 of 8"),
         ("lengths", [], "an epoch has 12 steps on rank 0, 11 steps on rank 1"),
-        ("short", [], "the data ends in epoch 1 before each data-parallel rank has a batch"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(case: str, more: list[str], text: str, turns: Turns, tmp_path: Path) -> None:

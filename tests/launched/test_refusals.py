@@ -27,7 +27,6 @@ from tests.launching import (
 from tests.results import refused
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
@@ -38,8 +37,8 @@ from tests.results import refused
     ],
     ids=["unknown target", "no script", "unknown option", "no GPU"],
 )
-def test_before_torch(ranks: int, arguments: list[str], texts: list[str]) -> None:
-    refused(runner(ranks, *arguments), *texts)
+def test_before_torch(arguments: list[str], texts: list[str]) -> None:
+    refused(runner(4, *arguments), *texts)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +142,8 @@ def test_ranks_with_another_torch(tmp_path: Path) -> None:
     ("version", "arguments", "texts"),
     [
         ("2.3.1", [path_of("only_computes")], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
-        ("2.3.1", ["workloads.mnist"], ["torch 2.4 or newer, and this is 2.3.1", "'torch>=2.4'"]),
         ("2.4.1", ["workloads.llama"], ["workloads.llama needs torch 2.5 or newer", "'torch>=2.5'"]),
         ("2.6.0", ["workloads.mnist", "--strategy", "fsdp"], ["2.9 or newer, and this is 2.6.0", "--strategy zero1"]),
-        ("2.9.1", ["workloads.mnist", "--pp", "2"], ["--pp needs torch 2.12 or newer", "hang or abort"]),
-        (
-            "2.5.0a0+git1eba9b3",
-            ["workloads.mnist", "--tp", "2"],
-            ["--tp needs torch 2.6 or newer, and this is 2.5.0a0+"],
-        ),
     ],
 )
 def test_a_torch_that_is_too_old(version: str, arguments: list[str], texts: list[str], tmp_path: Path) -> None:
@@ -186,11 +178,10 @@ def test_processes_that_each_believe_to_be_alone(shell: list[str]) -> None:
     refused(done, "started this process, but none of its rank variables is set", "let the variables through")
 
 
-@pytest.mark.parametrize("port", ["abc", "0", "99999"])
-def test_a_port_that_is_none(port: str) -> None:
-    done = runner(2, "explain", MASTER_ADDR="localhost", MASTER_PORT=port)
+def test_a_port_that_is_none() -> None:
+    done = runner(2, "explain", MASTER_ADDR="localhost", MASTER_PORT="99999")
     assert done.returncode == 2
-    assert f"MASTER_PORT={port} is not a port" in own_lines(done)[0]
+    assert "MASTER_PORT=99999 is not a port" in own_lines(done)[0]
 
 
 def test_an_mpi_library_that_is_not_the_launchers() -> None:

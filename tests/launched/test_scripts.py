@@ -28,9 +28,6 @@ from tests.launching import (
     torchrun,
 )
 
-NUMBERS_OF_RANKS = [1, 3]
-
-
 VARIABLES = (path_of("torchrun_variables"), "--lr", "0.1", "-x")
 
 
@@ -133,7 +130,6 @@ def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
     ("name", "text", "ranks"),
     [
         ("local_rank_only", "local rank {r}", 3),
-        ("only_computes", "rank {r}: 499500", 1),
         ("only_computes", "rank {r}: 499500", 3),
         ("spawns", "rank {r}: [42]", 3),
     ],
@@ -198,11 +194,9 @@ def test_one_rank_needs_no_sampler() -> None:
     assert "equal batches" not in ok(runner(1, FORGETS, "forgotten")).stderr
 
 
-@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
-def test_a_script_may_use_mpi4py_itself(ranks: int) -> None:
-    done = ok(runner(ranks, path_of("uses_mpi4py")))
-    total = ranks * (ranks + 1) // 2
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {ranks}: {total}" for rank in range(ranks)]
+def test_a_script_may_use_mpi4py_itself() -> None:
+    done = ok(runner(3, path_of("uses_mpi4py")))
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: 6" for rank in range(3)]
 
 
 @pytest.mark.parametrize(("how", "before"), [("Init", False), ("Init_thread", False), ("asks", True)])
@@ -218,9 +212,8 @@ def test_a_rank_may_finalise_mpi_itself() -> None:
     ok(runner(3, path_of("finalises_mpi")))
 
 
-@pytest.mark.parametrize("ranks", NUMBERS_OF_RANKS)
-def test_a_module_runs_as_python_m_would(ranks: int) -> None:
-    done = ok(runner(ranks, "-m", "package.train", "--epochs", "3", cwd=PROGRAMS / "environment"))
+def test_a_module_runs_as_python_m_would() -> None:
+    done = ok(runner(2, "-m", "package.train", "--epochs", "3", cwd=PROGRAMS / "environment"))
     found = json_lines(done.stdout)
     wanted = {
         "name": "__main__",
@@ -229,12 +222,11 @@ def test_a_module_runs_as_python_m_would(ranks: int) -> None:
         "argv": ["--epochs", "3"],
         "path0": str(PROGRAMS / "environment"),
     }
-    assert found == [wanted] * ranks
+    assert found == [wanted] * 2
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "ranks"),
-    [("0", 0, 3), ("7", 7, 1), ("7", 7, 3), ("message", 1, 3), ("kill", 137, 1), ("kill", 137, 3)],
+    ("how", "code", "ranks"), [("0", 0, 3), ("7", 7, 3), ("message", 1, 3), ("kill", 137, 1), ("kill", 137, 3)]
 )
 def test_exit_codes_pass_through(how: str, code: int, ranks: int) -> None:
     done = runner(ranks, path_of("exits"), str(ranks - 1), how)
@@ -314,12 +306,6 @@ def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path: Path) -> None:
     done = ok(torchrun(3, "--max-restarts", "1", *RUNNER[1:], path_of("killed_once"), str(tmp_path)))
     assert "killed by SIGKILL" in done.stderr
     assert (tmp_path / "went-on").exists()
-
-
-def test_plain_mpirun_of_the_same_script_would_not_do() -> None:
-    """Why the runner exists: without it, the script finds no rank."""
-    done = mpirun(1, RUNNER[0], path_of("ddp_allreduce"))
-    assert done.returncode != 0
 
 
 @pytest.mark.parametrize("port", [[], [str(free_port())]], ids=["the job's", "its own"])

@@ -15,14 +15,12 @@ JOB = ("begins_by_rank", "--dtype=float64", "--global-batch-size=16", "--max-ste
 LAYOUTS = (
     (2, "--strategy ddp"),
     (2, "--strategy fsdp"),
-    (2, "--strategy zero1"),
     (2, "--strategy local-sgd --sync-every 1"),
     (2, "--tp 2"),
     (2, "--pp 2"),
     (4, "--strategy fsdp --replicate 2"),
     (4, "--strategy fsdp --tp 2"),
     (4, "--tp 2 --pp 2"),
-    (4, "--strategy fsdp --pp 2"),
 )
 
 

@@ -95,14 +95,15 @@ def test_in_single_precision_losses_and_weights_stay_together(ranks: int, layout
     ("ranks", "options"),
     [
         case(2, f"{layout} --precision {precision}")
-        for precision in ("bf16", "fp16")
-        for layout in (
-            "--strategy fsdp",
-            "--strategy ddp",
-            "--strategy zero1",
-            "--tp 2",
-            "--pp 2 --micro-batches 2",
-            "--pp 2 --micro-batches 4 --pp-schedule zbv",
+        for precision, layout in (
+            ("bf16", "--strategy fsdp"),
+            ("bf16", "--strategy ddp"),
+            ("bf16", "--strategy zero1"),
+            ("bf16", "--tp 2"),
+            ("bf16", "--pp 2 --micro-batches 2"),
+            ("fp16", "--strategy fsdp"),
+            ("fp16", "--strategy ddp"),
+            ("fp16", "--pp 2 --micro-batches 4 --pp-schedule zbv"),
         )
     ],
 )

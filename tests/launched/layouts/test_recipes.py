@@ -25,16 +25,10 @@ def test_alexnet_two_way_data_parallel_two_stages_eight_micro_batches(turns: Tur
     assert found[1] < found[0]
 
 
-def test_the_linear_network_on_four_ranks(turns: Turns, tmp_path: Path) -> None:
-    ok(turns(4, "workloads.linear", "--epochs", "2", "--save-every", "1", "--batch-size", "512", cwd=tmp_path))
-    assert len(losses(tmp_path / "runs" / "linear")) == 2
-
-
 @pytest.mark.parametrize(
     ("ranks", "job"),
     [
         case(2, "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy fsdp"),
-        case(2, "workloads.cifar10 --data fake --max-steps 2 --batch-size 4 --strategy zero1"),
         case(2, "workloads.linear --max-steps 2 --strategy zero1 --check-replicas 1"),
     ],
 )
@@ -77,22 +71,10 @@ def test_an_outer_optimizer_follows_what_the_ranks_have_moved(turns: Turns) -> N
 
 
 @pytest.mark.needs("fsdp")
-def test_compiled_layers_train_as_others_do(turns: Turns, tmp_path: Path) -> None:
-    curves = []
-    for options in ([], ["--compile"]):
-        folder = tmp_path / f"run{len(curves)}"
-        job = ["workloads.linear", "--strategy", "fsdp", "--max-steps", "4", "--checkpoint-dir", str(folder)]
-        ok(turns(2, *job, *options, "--log-every", "1"))
-        curves.append(losses(folder))
-    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
-    assert len(curves[0]) == 4
-
-
-@pytest.mark.parametrize("strategy", [pytest.param("fsdp", marks=pytest.mark.needs("fsdp")), "zero1"])
-def test_resnet_sharded(strategy: str, turns: Turns, tmp_path: Path) -> None:
+def test_resnet_sharded(turns: Turns, tmp_path: Path) -> None:
     counts = ["--warmup-batches", "1", "--batches-per-iteration", "1", "--iterations", "1"]
     size = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
-    done = ok(turns(2, "workloads.resnet", *size, *counts, "--strategy", strategy, cwd=tmp_path))
+    done = ok(turns(2, "workloads.resnet", *size, *counts, "--strategy", "fsdp", cwd=tmp_path))
     assert "total images/s on 2 rank(s)" in done.stdout
 
 

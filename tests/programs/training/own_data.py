@@ -146,7 +146,6 @@ def data_of(case: str, run: Run) -> Any:
         "shards": lambda: Stream(rank, size),
         "shards and tells": lambda: Telling(rank, size),
         "uneven": lambda: Stream(rank, size, LENGTH - 40 * rank),
-        "short": lambda: Stream(ends=3),
         "loader": Loader,
         "other loaders": lambda: Loader(rank),
         "own random numbers": lambda: DataLoader(data, each, sampler=OwnRandomNumbers(rank), drop_last=True),

@@ -37,9 +37,10 @@ def test_what_the_command_line_asks_for_is_refused_on_all_ranks() -> None:
     assert caught.value.on_all_ranks
 
 
-def test_a_variable_that_is_wrong_on_a_rank_is_told_by_that_rank() -> None:
-    with pytest.raises(LaunchError, match="MASTER_PORT=x is not a port") as caught:
-        choose_way(detect(BY_HAND | {"MASTER_PORT": "x"}))
+@pytest.mark.parametrize("port", ["x", "0", "99999"])
+def test_a_variable_that_is_wrong_on_a_rank_is_told_by_that_rank(port: str) -> None:
+    with pytest.raises(LaunchError, match=f"MASTER_PORT={port} is not a port") as caught:
+        choose_way(detect(BY_HAND | {"MASTER_PORT": port}))
     assert not caught.value.on_all_ranks
 
 
