@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,6 @@ from runner.rendezvous.records.topology import Host, Topology
 from runner.tools.doctor.gpu_checks import judge_gpus
 from runner.tools.doctor.speed_checks import judge_links, rounds_of_pairs
 from tests.launching import ROOT, RUNNER, ok, run
-from tests.unit.launch.test_detect import captured
 
 FINE = {"driver": "580.1", "mig": False, "order": "", "torch": "", "nccl": "2.28.9"}
 
@@ -124,25 +121,6 @@ def test_a_slow_link_and_a_slow_rank_are_told_apart() -> None:
     )
     all_of_them = judge_links(job(1, 1, 1), ring(3, {(0, 1), (1, 2), (0, 2)}))
     assert all_of_them.detail.startswith("rank 0 (host0) – rank 1 (host1), rank 0 (host0) – rank 2 (host2)")
-
-
-def ranks_check(**environment: str) -> dict[str, str]:
-    done = ok(run(*RUNNER, "doctor", "--json", "--only", "ranks", **environment))
-    check: dict[str, str] = json.loads(done.stdout)["checks"][0]
-    return check
-
-
-def test_a_process_alone_in_a_job_of_several_tasks_is_warned_of(tmp_path: Path) -> None:
-    batch = captured("slurm-batch-shell")
-    nodes = tmp_path / "nodes"
-    nodes.write_text("a\na\nb\n")
-    for environment, tasks in ((batch, 4), ({"PBS_NODEFILE": str(nodes)}, 3), ({"LSB_DJOB_NUMPROC": "2"}, 2)):
-        check = ranks_check(**environment)
-        assert check["status"] == "warn"
-        assert f"the scheduler's job has {tasks} tasks" in check["detail"]
-        assert "srun" in check["fix"]
-    assert ranks_check(SLURM_JOB_ID="8", SLURM_NTASKS="1")["status"] == "ok"
-    assert ranks_check(PBS_NODEFILE="/no/such/file")["status"] == "ok"  # left over from a job
 
 
 @given(st.integers(2, 40))
