@@ -18,12 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-<<<<<<< HEAD:tests/unit/guard/test_agent.py
-from runner.guard.process.wire import accept_own
-=======
 from runner.guard.process.wire import accept_own
 from tests.launched.guard.test_guard import command
->>>>>>> e57dbb0 (Tests that start the runner's processes are in tests/launched):tests/launched/guard/test_agent.py
 from tests.polling import LIMIT, poll_until
 
 WAITS = "start_children(waits=False); lifeline.tell(Met(None)); print('ready', flush=True); time.sleep(300)"

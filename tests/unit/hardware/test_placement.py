@@ -19,7 +19,8 @@ from runner.hardware.resources import Resources, cores_text, resources
 from runner.launch.detect import detect
 from runner.launch.launchers import LAUNCHERS
 from runner.options.command import parse
-from runner.starting.launch import _find
+from runner.starting.launch import _described
+from runner.starting.sharing import found_target
 from runner.tools.registry import summaries
 
 OPENMPI = next(row for row in LAUNCHERS if row.name == "openmpi")
@@ -279,7 +280,7 @@ def test_no_driver_is_asked_for_gpus_that_are_not_to_be_used(
         [*options, *([] if {"doctor", "explain"} & {*options} else [str(tmp_path / "train.py")])], summaries()
     )
     lifeline: Any = SimpleNamespace(port=0)
-    target, record = _find(request, detect({}, None), lifeline)
+    target, record = _described(request, found_target(request), detect({}, None), lifeline)
     assert target is not None
     assert record.resources["gpus"] == []
     assert bool(asked) == asks
