@@ -57,7 +57,6 @@ _SYNCS = (
     (f"{PACKAGE}training/replicas.py", "check"),
     (f"{PACKAGE}training/checkpoint/staging.py", "copy"),
     (f"{PACKAGE}versions/torch_private.py", "copy_each"),
-    (f"{PACKAGE}parallel/pipeline/pipeline.py", "_described"),
     ("/torch/nn/parallel/distributed.py", ""),  # buffers, which are sent from C++
     ("/torch/amp/grad_scaler.py", ""),  # anywhere
     ("/torch/cuda/", "synchronize"),
