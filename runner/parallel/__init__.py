@@ -25,7 +25,7 @@ Strategy = Callable[["Task", "Setting"], "Trainer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where and how a strategy runs a task."""
+    """The ranks, device and options with which a strategy runs a task."""
 
     device: torch.device  # this rank's
     dtype: torch.dtype | None  # of the parameters; None: the model's own

@@ -1,4 +1,4 @@
-"""Which forms a batch has, as messages say it, and as a loss or its micro-batches need it."""
+"""Forms of batches: their description in messages, and the form that a loss or micro-batches need."""
 
 from __future__ import annotations
 

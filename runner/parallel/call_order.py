@@ -85,7 +85,7 @@ class CallOrder:
             self._compare(self._exchanged(), self._taken())
 
     def _send(self) -> None:
-        """On GPUs, exchange the digests, to be compared later."""
+        """Exchange the digests on GPUs, to be compared later."""
         if self._device.type == "cuda":
             numbers = torch.empty(2, dtype=torch.int64, pin_memory=True)
             numbers.copy_(self._exchanged(), non_blocking=True)

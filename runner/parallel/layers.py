@@ -1,4 +1,4 @@
-"""What is done to a model's units before they are sharded or wrapped: activation checkpointing, then compilation."""
+"""Changes to a model's units before they are sharded or wrapped: activation checkpointing, then compilation."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def widened(precision: str) -> Callable[[Tensor], Tensor]:
 
 
 def policy(precision: str, *, is_root: bool, is_last: bool) -> MixedPrecisionPolicy:
-    """For fully_shard: parameters are gathered in the smaller type, gradients are summed in single precision.
+    """Return fully_shard's policy: parameters are gathered in the smaller type, gradients are summed in single precision.
 
     Args:
         is_root: inputs are cast. Those of the units inside have the right type, or are better in a larger one.

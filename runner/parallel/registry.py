@@ -14,7 +14,7 @@ HOOKS = ("none", "bf16", "fp16", "powersgd")
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyTraits:
-    """What is known of a strategy before it is loaded.
+    """Facts about a strategy that are known before it is loaded.
 
     Attributes:
         function: what makes its trainer, as ``module:function``.
@@ -47,7 +47,7 @@ _OF_OTHERS = StrategyTraits(shards=None, is_divisible=True, hooks=HOOKS[1:])
 
 
 def traits_of(strategy: str) -> StrategyTraits:
-    """What is known of a strategy, by its name."""
+    """Return the traits of a strategy, by its name."""
     return STRATEGIES.get(strategy, _OF_OTHERS)
 
 

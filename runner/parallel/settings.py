@@ -140,7 +140,7 @@ class ParallelSettings:
 
     @property
     def stage_owners(self) -> list[int]:
-        """Of each stage, the index in the pipeline of the rank that has it. Some schedules go forth and back."""
+        """Return, per stage, the pipeline index of the rank that has it. Some schedules go forth and back."""
         ranks = list(range(self.pp))
         if self.pp_schedule in ("zbv", "dualpipev"):
             return [*ranks, *reversed(ranks)]
@@ -154,7 +154,7 @@ class ParallelSettings:
 
     @property
     def features(self) -> list[str]:
-        """Which rows of ``runner.versions.features.FEATURES`` it uses."""
+        """The rows of ``runner.versions.features.FEATURES`` that these settings use."""
         used = {
             "selective": self.activation_checkpointing == "selective",
             "tp": self.tp > 1,
@@ -165,7 +165,7 @@ class ParallelSettings:
         return [name for name, is_used in used.items() if is_used]
 
     def features_in(self, layout: Layout) -> list[str]:
-        """Which other rows it uses where ranks are laid out so."""
+        """Return the further rows that these settings use with this layout of ranks."""
         is_model_parallel = self.tp > 1 or self.pp > 1
         used = {
             "replicas": is_model_parallel

@@ -68,7 +68,7 @@ class Several(Trainer):
 
     @property
     def ready(self) -> float | None:
-        """When the first of the models was."""
+        """The time at which the first of the models was ready."""
         return min((one.ready for one in self._trainers.values() if one.ready is not None), default=None)
 
     @ready.setter
@@ -147,7 +147,7 @@ class Several(Trainer):
         return self._parameters.get(max(ends, key=len, default=""))
 
     def _encoded(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What is registered, but for what a checkpoint cannot hold: that must not cost the rest."""
+        """Return the registered state, without what a checkpoint cannot hold: that must not cost the rest."""
         found: dict[str, Any] = {}
         self.left_out = None
         for name, one in self.own.items():
@@ -172,7 +172,7 @@ class Several(Trainer):
 
 
 class _Groups(Optimizer):
-    """What is asked of an optimizer where there are several: their groups of parameters."""
+    """The parameter groups of several optimizers, as one optimizer would have them."""
 
     def __init__(self, trainers: Mapping[str, Trainer]) -> None:
         self.param_groups = [group for one in trainers.values() for group in one.optimizer.param_groups]

@@ -29,7 +29,7 @@ _Place = tuple[str, dict[str, list[Tensor]], int | None]
 
 
 class RandomStreams:
-    """Those of one model, or of one stage of a pipeline. One at a time is in torch's generators; the others are kept."""
+    """The random streams of one model, or of one stage of a pipeline. One at a time is in torch's generators; the others are kept."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, stage: int = 0) -> None:
         self._device = device
@@ -51,7 +51,7 @@ class RandomStreams:
             module.register_forward_hook(functools.partial(self._use, after))
 
     def now(self) -> _Place:
-        """Where the streams are, but for the one in torch's generators, which ``torch.utils.checkpoint`` keeps itself."""
+        """Return the positions of the streams, except the one in torch's generators, which ``torch.utils.checkpoint`` keeps itself."""
         return self._used, dict(self._kept), self._number
 
     @contextmanager

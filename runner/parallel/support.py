@@ -1,4 +1,4 @@
-"""What a strategy does not support of a model or an optimizer, in one line, before the first step."""
+"""Refusals, before the first step, of models and optimizers that a strategy does not support."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def check_unit_dtypes(model: nn.Module, units: Iterable[nn.Module]) -> None:
 
 @dataclass(frozen=True, order=True)
 class ParameterKind:
-    """What an optimizer may do differently for: a parameter's dimensions and dtype, and whether it is sharded."""
+    """The properties of a parameter that an optimizer may treat differently: dimensions, dtype, and whether it is sharded."""
 
     dimensions: int
     is_sharded: bool
@@ -134,7 +134,7 @@ class ParameterKind:
 
 
 def kinds_of(parameters: Iterable[nn.Parameter]) -> list[ParameterKind]:
-    """Those of the parameters that are trained. ``is_sharded``: as they are."""
+    """Return the kinds of the trained parameters. ``is_sharded``: whether the parameters are sharded."""
     return sorted({_kind_of(one) for one in parameters if one.requires_grad})
 
 

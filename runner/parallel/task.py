@@ -39,7 +39,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class Stateful(Protocol):
-    """What can be saved and restored, as torch.distributed.checkpoint has it: tensors, numbers, texts, lists and dicts."""
+    """An object that can be saved and restored, as in torch.distributed.checkpoint: tensors, numbers, texts, lists and dicts."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -48,7 +48,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where a model may be sharded or cut into stages, by the names of its modules; ``*`` stands for one part of a name (``layers.*``).
+    """A plan of where a model may be sharded or cut into stages, by the names of its modules; ``*`` stands for one part of a name (``layers.*``).
 
     Attributes:
         shard: FSDP's units; the parameters of one module are gathered together.
@@ -86,7 +86,7 @@ class Plan:
             raise UsageError(f"this workload cannot be trained with {problem}")
 
     def lacks(self, options: ParallelSettings) -> str | None:
-        """What the options ask for and the plan does not say, if anything."""
+        """Return what the options need and the plan lacks; None if nothing."""
         needs = (
             (
                 options.tp > 1,
@@ -107,7 +107,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained: model and loss, data, and optimizer."""
+    """A training task: model and loss, data, and optimizer."""
 
     model: nn.Module | Callable[[], nn.Module]  # or a factory, for a model too large to be made in full on every rank
     optimizer: OptimizerFactory
@@ -297,7 +297,7 @@ def members_of(metric: Any) -> list[Any]:
 
 
 class Best(NamedTuple):
-    """What ``keep_best`` says: the number of an evaluation that counts, and whether the largest is the best."""
+    """The parsed ``keep_best``: the number of an evaluation that counts, and whether the largest is the best."""
 
     name: str
     largest: bool
@@ -328,7 +328,7 @@ class WeightedLoss(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """One real number, for one batch by itself: of a sum and its weight the mean."""
+        """Return the loss of one batch as one real number: the mean, if the loss is a sum and its weight."""
         return self.loss if self.weight is None else self.loss / self.weight
 
 

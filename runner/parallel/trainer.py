@@ -82,12 +82,12 @@ class Trainer:
 
     @property
     def roots(self) -> list[nn.Module]:
-        """What is called, and so has a mode: the model, or beside it this rank's stages of it."""
+        """The modules that are called, and so have a mode: the model, or this rank's stages of it too."""
         return [self.model]
 
     @property
     def wrapped(self) -> nn.Module:
-        """What a training step calls in the place of the model."""
+        """The module that a training step calls in the place of the model."""
         return self.model
 
     @property
@@ -96,7 +96,7 @@ class Trainer:
         return self.optimizer
 
     def step(self, batch: Any, check: Callable[[Tensor], None] | None = None, *, samples: int | None = None) -> Tensor:
-        """One step of the optimizer. Collective.
+        """Do one step of the optimizer. Collective.
 
         Args:
             batch: this rank's, as the task's loss takes it; computed in as many micro-batches as the options say.

@@ -103,7 +103,7 @@ def pieces(tree: Any, count: int) -> list[tuple[Any, int]]:
 
 
 def map_sequences(function: Callable[[Any], Any], tree: Any, length: int) -> Any:
-    """The same tree with the function's result in place of each tensor, and of each list of so many texts or numbers: one per sample."""
+    """Return the tree with the function's result in place of each tensor, and of each list of so many texts or numbers (one per sample)."""
     if isinstance(tree, list) and len(tree) == length and not any(True for _ in tensors_in(tree)):
         return function(tree)
     if isinstance(tree, Mapping):

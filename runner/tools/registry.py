@@ -17,7 +17,7 @@ ToolFunction = Callable[["Job", list[str]], None]
 
 @dataclass(frozen=True)
 class Tool:
-    """What a tool is for, in a line, and how it is started. The function ``x`` of ``runner.tools.x.x`` is the tool ``x``."""
+    """A tool: its purpose in a line, and how it is started. The function ``x`` of ``runner.tools.x.x`` is the tool ``x``."""
 
     summary: str
     needs_rendezvous: bool = True  # False: it runs in one process, whatever a launcher's variables say
@@ -43,7 +43,7 @@ TOOLS = {
 
 
 def summaries() -> dict[str, str]:
-    """What each tool is for, by name."""
+    """Return each tool's purpose in a line, by name."""
     others = {point.name: f"of {point.value.partition('.')[0]}" for point in extensions("runner.tools")}
     return {name: tool.summary for name, tool in TOOLS.items()} | others
 

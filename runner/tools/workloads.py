@@ -43,7 +43,7 @@ def load_workload(name: str, tool: str) -> ModuleType:
 
 
 def training_of(module: ModuleType, run: Run, given: Given) -> tuple[Task, StepSettings] | None:
-    """What a workload would train with what is given, and its settings; None if it trains without ``fit()``.
+    """Return a workload's task with these words, and its settings; None if it trains without ``fit()``.
 
     Raises:
         UsageError: an argument is wrong.

@@ -201,12 +201,12 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def values_of(sparse: Tensor) -> Tensor:
-    """A sparse tensor's values as they are. Instead: values(), which refuses a tensor that is not coalesced."""
+    """Return a sparse tensor's values as they are. Instead: values(), which refuses a tensor that is not coalesced."""
     return sparse._values()
 
 
 def indices_of(sparse: Tensor) -> Tensor:
-    """The same of its indices."""
+    """Return a sparse tensor's indices as they are. Instead: indices(), which refuses a tensor that is not coalesced."""
     return sparse._indices()
 
 

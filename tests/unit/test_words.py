@@ -1,7 +1,8 @@
-"""Words that only this project used for what its field has words for."""
+"""Words that only this project used for what its field has words for, and docstrings that need the code beside them."""
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -61,3 +62,37 @@ def test_the_fields_words_are_used(word: str) -> None:
         if pattern.search(line) and "the job goes on without it" not in line
     ]
     assert found == [], f"say {WORDS[word]}"
+
+
+# Words with which no sentence begins that stands alone.
+LEANING = {
+    "Of",
+    "By",
+    "Those",
+    "What",
+    "As",
+    "Its",
+    "It",
+    "Which",
+    "Where",
+    "When",
+    "For",
+    "From",
+    "With",
+    "In",
+    "On",
+    "At",
+}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for part in ("runner", "workloads", "mpi_scripts")
+        for path in (ROOT / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
+        and (text := ast.get_docstring(node))
+        and (text.split()[0] in LEANING or text.startswith("The same"))
+    ]
+    assert found == []

@@ -231,7 +231,7 @@ def pipeline(task: Task, setting: Setting, *, shard: bool) -> Trainer:
 
 
 def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], setting: Setting) -> list[float]:
-    """What each piece costs: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective.
+    """Return the cost of each piece: seconds, or operations if the model is on ``meta``. Measured on rank 0. Collective.
 
     Raises:
         UsageError: the pieces, one after the other, are not the model.
@@ -262,7 +262,7 @@ def _costs(task: Task, model: nn.Module, pieces: Sequence[Sequence[str]], settin
 
 
 def _measured(parts: Sequence[nn.Module], values: Tensor) -> tuple[list[float], Tensor | None]:
-    """What each part costs, and the outputs of the last, if each could take the outputs of the one before.
+    """Return the cost of each part, and the last part's outputs, if each part could take the outputs of the one before.
 
     Seconds are the least of several rounds over all parts: what else the machine does for a moment then meets each part once.
     """
@@ -291,7 +291,7 @@ def _operations(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
 
 
 def _seconds(part: nn.Module, values: Tensor) -> tuple[float, Tensor]:
-    """Of a forward and a backward pass."""
+    """Return the seconds of a forward and a backward pass."""
     inputs = values.detach().requires_grad_(values.is_floating_point())
     start = time.perf_counter()
     outputs = part(inputs)

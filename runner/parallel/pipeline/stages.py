@@ -17,7 +17,7 @@ from runner.versions.torch_private import copy_of, replace_child
 
 
 class PassThrough(nn.Module):
-    """In the place of a module of another stage: returns its first argument."""
+    """A stand-in for a module of another stage: it returns its first argument."""
 
     def forward(self, first: Any, *_: Any, **__: Any) -> Any:
         """Return ``first``."""

@@ -1,4 +1,4 @@
-"""What bench finds, as a table and as a picture."""
+"""The results of bench, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.tools.tables.table import Column, print_columns
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One operation of one size by one backend. Times in seconds per call, of the slowest rank."""
+    """The times of one operation of one size by one backend. Times in seconds per call, of the slowest rank."""
 
     operation: str
     backend: str

@@ -145,7 +145,7 @@ def _parser() -> Parser:
 def _entrants(
     module: ModuleType, run: Run, task: Task, options: StepSettings, choices: Sequence[Choice], arguments: Sequence[str]
 ) -> list[Entrant]:
-    """What each engine trains, with the options that a run of the workload has with the engine's flags.
+    """Return the task of each engine, with the options that a run of the workload has with the engine's flags.
 
     The data and the optimizer are the same for all, and so is the number of samples per step.
 
@@ -181,7 +181,7 @@ def _entrants(
 
 
 def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[Task, StepSettings]:
-    """What a workload would train with these arguments. What it prints has been printed before."""
+    """Return the training of a workload with these arguments. Its output has been printed before."""
     with contextlib.redirect_stdout(io.StringIO()):
         found = training_of(module, run, given_in(arguments))
     assert found is not None, "it has called fit() before"

@@ -1,4 +1,4 @@
-"""What compare finds, as a table and as a picture."""
+"""The results of compare, as a table and as a picture."""
 
 from __future__ import annotations
 

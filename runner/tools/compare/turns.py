@@ -122,7 +122,7 @@ class Turns:
             self._count_sent(entrant)
 
     def _trained(self) -> list[Entrant]:
-        """Those that can be trained."""
+        """Return the engines that can be trained."""
         return [entrant for entrant in self.entrants if not entrant.problem]
 
     def _warm(self, alone: Entrant) -> None:
@@ -132,7 +132,7 @@ class Turns:
         engine.step(next(batches))
 
     def _tried(self, work: Callable[[], None]) -> str | None:
-        """What goes wrong on any rank, in a line; None if nothing does. Collective.
+        """Return in one line what goes wrong on any rank; None if nothing does. Collective.
 
         Raises:
             Exception: this rank's, if the others do not come to report theirs: they wait for this rank.

@@ -20,7 +20,7 @@ _LARGE = 128  # ranks; a larger job gets proportionally more time
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found, and the fix."""
+    """The finding of a check, and the fix."""
 
     status: str  # ok, warn, fail
     detail: str
@@ -35,7 +35,7 @@ class _Ended(Exception):
 
 
 class Team:
-    """What a check, running on every rank, sees of the other ranks.
+    """The other ranks as a check on every rank sees them.
 
     A check examines its own rank, may ``share`` what the other ranks need, and must ``gather`` once: after that only
     rank 0 continues, and judges the results of all.
@@ -146,7 +146,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def grouped(values: Sequence[Any], topology: Topology) -> str:
-    """Which ranks have which value: ``2.14.0 on ranks 0-1 (node1); 2.13.0 on rank 2 (node2)``."""
+    """Group ranks by their values: ``2.14.0 on ranks 0-1 (node1); 2.13.0 on rank 2 (node2)``."""
     by_value: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)

@@ -106,7 +106,7 @@ def _problem_of(records: Sequence[Resources], ranks: Sequence[int]) -> str:
 
 
 def _driver(seen: Sequence[str]) -> dict[str, Any]:
-    """What NVML reports: the driver's version, whether GPUs are in MIG mode, and whether their order is uncertain."""
+    """Return NVML's report: the driver's version, whether GPUs are in MIG mode, and whether their order is uncertain."""
     # GPUs of another maker, a container without the driver's library, or a driver that does not show it these GPUs.
     with contextlib.suppress(Exception), nvml.started() as library:
         models = {str(library.nvmlDeviceGetName(handle)) for handle in _handles(library)}

@@ -1,4 +1,4 @@
-"""What each host offers its ranks: cores, memory, and limits of the operating system."""
+"""Checks of what each host offers its ranks: cores, memory, and limits of the operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks were started, where, and with which software: versions, settings, torch and its backends."""
+"""Checks of the ranks, their hosts and their software: versions, settings, torch and its backends."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _CLOCKS_WARN, _CLOCKS_FAIL = 1.0, 60.0  # seconds
 
 
 def names(job: Job, team: Team) -> Verdict:
-    """What each host's own name resolves to on it, and whether it resolves the name of rank 0's host."""
+    """Check what each host's own name resolves to on it, and whether it resolves the name of rank 0's host."""
     found = team.gather(_look_up(job) if job.local_rank == 0 else {})
     problems = [text for one in found if one for text in one["problems"]]
     if problems:

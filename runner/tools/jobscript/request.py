@@ -1,4 +1,4 @@
-"""What a job asks of its scheduler: the schedulers, and the requests that they do not take."""
+"""Requests of a job to its scheduler: the schedulers, and the requests that they do not take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runner.training.settings import AUTO, shared_in
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """What jobscript knows about a scheduler besides its template in mpi_scripts/."""
+    """Facts about a scheduler besides its template in mpi_scripts/."""
 
     submit: str  # the program that reads a script from its standard input
     starters: tuple[str, ...]  # what can start the ranks (--mpi); the first is the default

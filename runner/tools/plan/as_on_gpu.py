@@ -74,7 +74,7 @@ _own_dropout = functional.dropout
 
 
 def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """With a mask of one byte per element; that of a CPU has the elements' type."""
+    """Keep a dropout mask of one byte per element, as GPUs do; a CPU's has the elements' type."""
     if not training or p == 0 or inplace or isinstance(values, DTensor):
         return _own_dropout(values, p, training, inplace)
     return torch.native_dropout(values, p, training)[0]

@@ -55,7 +55,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to train. ``batch``: samples per step of one data-parallel rank."""
+    """A layout that may fit. ``batch``: samples per step of one data-parallel rank."""
 
     options: ParallelSettings
     layout: Layout

@@ -1,4 +1,4 @@
-"""What a forward and a backward pass keep, followed with tensors that have shapes but no memory.
+"""Traced memory of a forward and a backward pass, with tensors that have shapes but no memory.
 
 The model is made on ``meta``, given fake tensors (torch's FakeTensorMode) and sharded by tensor parallelism as in a run; then
 a micro-batch goes through its pieces one by one: those that a pipeline may cut. Memory is counted by storages, so that views

@@ -34,11 +34,11 @@ class Fit:
     errors: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, ranks: float) -> float:
-        """Of a step on so many ranks."""
+        """Return the seconds of a step on so many ranks."""
         return float(_terms(ranks, weak=self.weak) @ np.array([self.c, self.a, self.b]))
 
     def interval(self, ranks: float) -> tuple[float, float]:
-        """In which a step's time is expected: the largest error of a prediction that was checked, or the spread, on both sides."""
+        """Return the interval in which a step's time is expected: the largest error of a checked prediction, or the spread, on both sides."""
         share = max([self.spread, *(abs(error) for _, error in self.errors)])
         return self.seconds(ranks) / (1 + share), self.seconds(ranks) * (1 + share)
 
@@ -61,7 +61,7 @@ def fit_of(points: Sequence[Size], *, weak: bool) -> Fit | None:
 
 
 def _terms(ranks: float, *, weak: bool) -> np.ndarray:
-    """What c, a and b are multiplied by."""
+    """Return the factors of c, a and b."""
     exchanges = 1.0 if ranks > 1 else 0.0
     return np.array([1.0 if weak else 1.0 / ranks, exchanges, exchanges * ranks])
 

@@ -44,7 +44,7 @@ def _percent(share: float) -> str:
 
 
 def _speed(value: float) -> str:
-    """With four digits."""
+    """Return a speed with four digits."""
     return f"{value:,.{max(0, 3 - math.floor(math.log10(value)))}f}"
 
 

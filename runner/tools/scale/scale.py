@@ -231,7 +231,7 @@ def _take(size: Size, ranks: Sequence[StepsSeen], told: int) -> None:
 
 
 def _cause(log: Path, code: int) -> str:
-    """In a line: the first that the runner said, after the program's own last word where the runner knows no more than an exit code."""
+    """Return the cause in one line: the runner's first line, or the program's last one if the runner knows only an exit code."""
     said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ours = [place for place, line in enumerate(said) if line.startswith("runner: ")]
     if not ours:
@@ -241,7 +241,7 @@ def _cause(log: Path, code: int) -> str:
 
 
 def _launcher(environment: Mapping[str, str], hosts: Mapping[str, int]) -> list[str]:
-    """What starts the ranks here, with placeholders.
+    """Return the command that starts ranks here, with placeholders.
 
     Raises:
         UsageError: there is no launcher that is known.
@@ -286,7 +286,7 @@ def _sizes(asked: Sequence[int] | None, hosts: Mapping[str, int]) -> list[Size]:
 
 
 def _target(command: Sequence[str]) -> str:
-    """What is run, for the titles: the first word after the runner and its options."""
+    """Return the target's name for titles: the first word after the runner and its options."""
     place = next(number for number, word in enumerate(_measuring(command, Path())) if word.startswith("--measure="))
     return next((word for word in command[place:] if not word.startswith("-")), "")
 

@@ -39,7 +39,7 @@ class Size:
 
     @property
     def seconds(self) -> float:
-        """Of a step: the median of the rounds."""
+        """The seconds of a step: the median of the rounds."""
         return statistics.median(self.rounds) if self.rounds else math.nan
 
     @property

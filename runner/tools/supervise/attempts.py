@@ -62,7 +62,7 @@ class Attempt:
 
 
 def read_attempts(log: Path) -> list[Attempt]:
-    """Those in a log. A line that was cut off, or is another version's, is skipped.
+    """Return the attempts in a log. A line that was cut off, or is another version's, is skipped.
 
     Raises:
         OSError: it cannot be read.
@@ -174,7 +174,7 @@ def _first(states: list[RankState]) -> tuple[RankState | None, bool]:
 
 
 def _named(failure: Mapping[str, Any], states: list[RankState]) -> tuple[RankState, bool]:
-    """The same by what the guards say. A hang is blamed on the rank that the others wait for, and is reported by rank 0's guard."""
+    """Return the rank that the guards' report names, and whether its guard was lost. A hang is blamed on the rank that the others wait for."""
     rank, code = failure["rank"], failure["exit_code"]
     own = next((one for one in states if one.rank == rank), RankState(rank=rank, host=failure["host"]))
     return replace(own, exit_code=code if own.exit_code is None else own.exit_code), code is None

@@ -43,7 +43,7 @@ class CommandHosts:
     ranks: int | None  # of the first start; None: the command does not say it
 
     def name_of(self, name: str, addresses: Sequence[str]) -> str | None:
-        """What the command calls a host that has this name of its own and these addresses; None if it does not name it."""
+        """Return the command's name of a host with this own name and these addresses; None if it does not name it."""
         by_name = (host.name for host in self.hosts if _are_one(host.name, name))
         by_address = (
             host.name for host in self.hosts if addresses and _addresses_of(host.name).intersection(addresses)

@@ -221,7 +221,7 @@ def _parser() -> Parser:
 
 
 def _places_in(command: list[str]) -> tuple[int, int]:
-    """Where a command's launcher ends, and where the runner's options begin. Removes the ``--`` before it.
+    """Return where a command's launcher ends and where the runner's options begin. Remove the ``--`` before it.
 
     Raises:
         UsageError: it starts no runner.

@@ -98,7 +98,7 @@ def print_left_out(out: Console, titles: Sequence[str]) -> None:
 
 
 def show_progress(text: str) -> None:
-    """On a terminal, show what is being done, replacing the last such text; "" clears it."""
+    """Show on a terminal what is being done, replacing the last such text; "" clears it."""
     if on_terminal(in_place=True):
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 

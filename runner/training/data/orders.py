@@ -105,14 +105,14 @@ class DrawnOrder:
         return -(-(left // self._whole * self._whole) // self._step)
 
     def first(self, count: int) -> list[Any]:
-        """As in the other order."""
+        """Return up to ``count`` keys, as ``ShuffledOrder`` does."""
         if self._is_own:
             return list(range(count))  # a DistributedSampler gives numbers
         found = list(itertools.islice(drawn_alike(self._sampler, self._seed, 0), count))
         return found if self._each or not found else list(found[0])[:count]
 
     def places(self, epoch: int, used: int) -> Iterator[Place]:
-        """As in the other order."""
+        """Return the steps that are left of an epoch, as ``ShuffledOrder`` does."""
         drawn = drawn_alike(self._sampler, self._seed, epoch)
         if isinstance(self._sampler, Sized):
             drawn = itertools.islice(drawn, len(self._sampler))

@@ -29,7 +29,7 @@ def evaluate_epoch(
 def evaluate_step(
     run: Run, trainer: Trainer, options: Settings, metrics: MetricsHook, preemption: Preemption
 ) -> Evaluation | None:
-    """The same in the middle of an epoch. Collective."""
+    """Evaluate in the middle of an epoch. Collective."""
     evaluation, records = _evaluate(run, trainer, options, metrics, preemption)
     if evaluation is not None:
         metrics.show.line(step_line(records[-1], trainer.task))
