@@ -19,6 +19,7 @@ OF_A_PROXY = {
     "runner",
     "runner.cli",
     "runner.guard",
+    "runner.guard.process",
     "runner.guard.process.identity",
     "runner.guard.process.proxy",
     "runner.guard.process.wire",

@@ -2,7 +2,8 @@
 
     python -m runner scale workloads.resnet --batch-size 32
     python -m runner scale --ranks 1,2,4 --batch-size 32 train.py --lr 0.1
-    python -m runner scale --ranks 4,8,16 -- srun -N {nodes} -n {ranks} python -m runner train.py
+    python -m runner scale --ranks 4,8,16 -- \\
+        srun -N {nodes} -n {ranks} python -m runner train.py
     python -m runner scale --plot both.png ddp.json fsdp.json
 
 Start it without mpirun, in an allocation of the largest size: it starts the ranks of each size itself. Without a command of yours it
