@@ -169,7 +169,7 @@ class Model:
         return {name: map_tensors(full_tensor, value) for name, value in self.module.state_dict().items()}
 
     def accumulate(self) -> AbstractContextManager[Any]:
-        """The context of forward and backward passes that are not the last before ``step()``: ranks exchange nothing yet."""
+        """Return the context of forward and backward passes that are not the last before ``step()``: ranks exchange no whole gradients yet."""
         return self.trainer.no_sync()
 
     @contextmanager
