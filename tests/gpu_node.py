@@ -60,9 +60,6 @@ def node(
     nvml_error: int = 0,
     nvml_seconds: float = 0.0,
     files: Sequence[str] = (),
-    amd: Sequence[int] = (),
-    kfd: bool = True,
-    intel: Mapping[str, int] | None = None,
 ) -> Node:
     """Make a host.
 
@@ -70,13 +67,10 @@ def node(
         nvidia: what NVML shows, in its order.
         nvml_error: with what it does not start.
         nvml_seconds: how long it takes to start.
-        files: in /dev.
-        amd: the ``unique_id`` of each GPU in the compute driver's list, after a CPU; 0: an older driver has none.
-        kfd: whether /dev/kfd is there.
-        intel: PCI address: tiles, of the driver xe.
+        files: in /dev; ``kfd`` is that of AMD's driver.
     """
     root, modules = folder / "root", folder / "modules"
-    for path in (root / "dev" / "dri", root / "sys" / "class" / "drm", modules):
+    for path in (root / "dev", modules):
         path.mkdir(parents=True)
     gpus = [asdict(gpu) for gpu in nvidia]
     (modules / "pynvml.py").write_text(
@@ -84,22 +78,6 @@ def node(
     )
     for name in files:
         (root / "dev" / name).touch()
-    if amd and kfd:
-        (root / "dev" / "kfd").touch()
-    for number, unique in enumerate([None, *amd] if amd else []):
-        place = root / "sys/class/kfd/kfd/topology/nodes" / str(number)
-        place.mkdir(parents=True)
-        (place / "gpu_id").write_text("0\n" if unique is None else f"{5000 + number}\n")
-        (place / "properties").write_text(f"simd_count {0 if unique is None else 1216}\nunique_id {unique or 0}\n")
-    for number, (address, tiles) in enumerate((intel or {}).items()):
-        device = root / "sys/devices" / address
-        for part in ("drm/renderD" + str(128 + number), *(f"tile{tile}" for tile in range(tiles))):
-            (device / part).mkdir(parents=True)
-        (device / "vendor").write_text("0x8086\n")
-        card = root / "sys/class/drm" / f"card{number}"
-        card.mkdir()
-        (card / "device").symlink_to(device)
-        (root / "dev/dri" / f"renderD{128 + number}").touch()
     return Node(root, modules)
 
 

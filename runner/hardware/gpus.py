@@ -1,7 +1,7 @@
-"""The GPUs that a process may use, by name: those that drivers show and variables choose. Needs neither CUDA nor torch.
+"""The GPUs that a process may use, by name: those that drivers show and variables choose.
 
-NVIDIA's are known by NVML, AMD's and Intel's by files of the kernel. Those of AMD and Intel, WSL2, Jetson and MIG have been
-tried on the stand-in of tests/gpu_node.py only.
+NVIDIA's are known by NVML, without CUDA and torch. AMD's and Intel's are counted by torch in a child process, because a process that
+has started a driver cannot be forked any more. Those of AMD and Intel, WSL2, Jetson and MIG have been tried on stand-ins only.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.hardware import nvml
 from runner.launch.launchers import SLURM_STEPS_WITHOUT_RANKS
@@ -55,16 +57,19 @@ class _Present:
     problem: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Maker:
-    """A maker's GPUs: what torch calls them, how they are found and chosen from."""
+class _Maker(NamedTuple):
+    """A maker of GPUs: torch's name for its devices, and the variables that choose among them."""
 
     title: str
     device: str  # torch's device type
     masks: tuple[str, ...]
-    present: Callable[[Path], _Present]
-    visible: Callable[[_Present, Mapping[str, str]], list[str]]
 
+
+MAKERS = {
+    "nvidia": _Maker("NVIDIA", "cuda", ("CUDA_VISIBLE_DEVICES",)),
+    "amd": _Maker("AMD", "cuda", ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    "intel": _Maker("Intel", "xpu", ("ZE_AFFINITY_MASK",)),
+}
 
 # Set by schedulers in jobs that have GPUs (Slurm's srun(1) and sbatch(1); Torque's qsub(1)): those that name them, and numbers.
 _NAMES_ALLOTTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "PBS_GPUFILE", "LSB_GPU_ALLOC")
@@ -93,11 +98,13 @@ def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path
     allotted = _allotted(environment, "" if hiding else mask)
     names: list[str] = []
     problem = ""
-    if maker is not None:
-        present = maker.present(system)
-        names, problem = maker.visible(present, environment), present.problem
+    if maker is MAKERS["nvidia"]:
+        present = _nvidia(system)
+        names, problem = _visible_nvidia(present, environment), present.problem
         if not names and mask and not hiding and (count := len(list(filter(None, present.names)))):
             problem = "; ".join(filter(None, [f"{mask} chooses none of the GPUs here ({count})", problem]))
+    elif maker is not None:
+        names, problem = _counted(maker.device, mask)
     if not names and not problem:
         problem = _of_another_make(torch, maker, system, is_promised=bool(allotted or naming))
     return Gpus(names=names, problem=problem, allotted=allotted, mask=mask, hidden=bool(hiding))
@@ -131,14 +138,16 @@ def _promises(name: str, value: str) -> bool:
 
 
 def _of_another_make(torch: TorchBuild, maker: _Maker | None, system: Path, *, is_promised: bool) -> str:
-    """The reason where the host's GPUs are not those that torch is built for.
+    """Return the reason if the host's GPUs are not of the maker that torch is built for.
 
-    Unless some are promised, only NVIDIA's are looked for beside a torch for CPUs: those of AMD and Intel are in many processors.
+    AMD's are told of only where the job was promised GPUs: many processors have one.
     """
-    others = list(MAKERS.values()) if is_promised else [MAKERS["nvidia"]] if maker is None else []
-    title = next((other.title for other in others if other is not maker and any(other.present(system).names)), "")
     built = f"for {maker.title}'s" if maker else "for CPUs only"
-    return f"torch {torch.version} is built {built}, and the GPUs here are {title}'s" if title else ""
+    if maker is not MAKERS["nvidia"] and (maker is None or is_promised) and any(_nvidia(system).names):
+        return f"torch {torch.version} is built {built}, and the GPUs here are NVIDIA's"
+    if maker is not MAKERS["amd"] and is_promised and (system / "dev/kfd").exists():
+        return f"torch {torch.version} is built {built}, and the GPUs here are AMD's"
+    return ""
 
 
 def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]:
@@ -251,59 +260,38 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
     return instances[:1] or [name for name in names if name and name not in divided]
 
 
-# AMD
+# AMD and Intel
 
 
-def _amd(system: Path) -> _Present:
-    """List the GPUs of the kernel's compute driver (Linux: drivers/gpu/drm/amd/amdkfd/kfd_topology.c)."""
-    nodes = system / "sys/class/kfd/kfd/topology/nodes"
-    names = []
-    for node in sorted(nodes.glob("[0-9]*"), key=lambda path: int(path.name)):
-        try:
-            number = int((node / "gpu_id").read_text())
-            lines = [line.split() for line in (node / "properties").read_text().splitlines()]
-        except (OSError, ValueError):  # the kernel denies this process a GPU that is not in its control group
-            continue
-        if number:  # 0: a CPU
-            unique = int({line[0]: line[1] for line in lines if len(line) == 2}.get("unique_id", "0"))
-            names.append(f"GPU-{unique:016x}" if unique else f"kfd{number}")
-    if names and not _may_open(system / "dev/kfd"):
-        return _Present([], problem="/dev/kfd cannot be opened (a container's --device, or the group render)")
-    return _Present(names)
+def _counted(device: str, mask: str) -> tuple[list[str], str]:
+    """Ask torch in a child process for its devices. Returns their names and, without any, the problem."""
+    ours, theirs = get_context("fork").Pipe(duplex=False)
+    child = get_context("fork").Process(target=_ask_torch, args=(device, mask, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(_PATIENCE):
+            return [], f"torch has not counted its devices within {_PATIENCE:g} s"
+        found: tuple[list[str], str] = ours.recv()
+        return found
+    except EOFError:
+        child.join()
+        return [], f"the process in which torch counted its devices ended with code {child.exitcode}"
+    finally:
+        child.kill()
 
 
-def _visible_amd(present: _Present, environment: Mapping[str, str]) -> list[str]:
-    """Apply ROCm's masks: HIP's chooses among the GPUs that ROCr's leaves; CUDA's stands for HIP's if that is not set."""
-    names = present.names
-    for mask in (
-        environment.get("ROCR_VISIBLE_DEVICES"),
-        environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES")),
-    ):
-        names = names if mask is None else chosen(mask, names)
-    return names
+def _ask_torch(device: str, mask: str, answer: Connection) -> None:
+    """Send the names of torch's devices, equal in all processes of a host."""
+    import torch
 
-
-# Intel
-
-
-def _intel(system: Path) -> _Present:
-    """Tiles (stacks) of the cards that have a render node, by PCI address: ``0000:29:00.0/1``."""
-    names, problem = [], ""
-    cards = [path for path in (system / "sys/class/drm").glob("card*") if path.name[4:].isdecimal()]
-    for card in sorted(cards, key=lambda path: os.path.realpath(path / "device")):
-        device = card / "device"
-        nodes = [path.name for path in (device / "drm").glob("renderD*")]
-        if not nodes or _text(device / "vendor") != "0x8086":
-            continue
-        if not _may_open(system / "dev/dri" / nodes[0]):
-            problem = f"/dev/dri/{nodes[0]} cannot be opened (a container's --device, or the group render)"
-            continue
-        tiles = len(list(device.glob("tile[0-9]*")))  # the driver xe; i915 shows them as graphics technologies
-        if not tiles and _text(device / "device").startswith("0x0bd"):  # the Data Center GPU Max
-            tiles = len(list((card / "gt").glob("gt[0-9]*")))
-        address = os.path.basename(os.path.realpath(device))
-        names += [f"{address}/{tile}" for tile in range(max(1, tiles))]
-    return _Present(names, problem="" if names else problem)
+    try:
+        module = torch.get_device_module(device)
+        every = [module.get_device_properties(index) for index in range(module.device_count())]
+        # Older releases tell no UUID. Then processes with different masks count as having different GPUs.
+        answer.send(([str(getattr(one, "uuid", "")) or f"{mask} {index}" for index, one in enumerate(every)], ""))
+    except Exception as error:
+        answer.send(([], f"{type(error).__name__}: {' '.join(str(error).split())}"))
 
 
 def _text(file: Path) -> str:
@@ -311,37 +299,3 @@ def _text(file: Path) -> str:
         return file.read_text(errors="replace").strip()
     except (OSError, ValueError):  # (a name that no file can have)
         return ""
-
-
-def _visible_intel(present: _Present, environment: Mapping[str, str]) -> list[str]:
-    """Apply Level Zero's mask, which filters and does not order (Level Zero specification, "Environment Variables").
-
-    A tile is a device, unless ``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` makes a device of a card; then an entry is a card or
-    CARD.TILE.
-    """
-    mask = environment.get("ZE_AFFINITY_MASK")
-    entries = None if mask is None else {entry.strip() for entry in mask.split(",")}
-    if environment.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() != "COMPOSITE":
-        return [name for i, name in enumerate(present.names) if entries is None or str(i) in entries]
-    cards = dict.fromkeys(name.partition("/")[0] for name in present.names)
-    found = []
-    for i, card in enumerate(cards):
-        tiles = [name for name in present.names if name.startswith(f"{card}/")]
-        picked = [name for tile, name in enumerate(tiles) if entries is None or {str(i), f"{i}.{tile}"} & entries]
-        found += ["+".join(picked)] if picked else []
-    return found
-
-
-MAKERS = {
-    "nvidia": _Maker(
-        title="NVIDIA", device="cuda", masks=("CUDA_VISIBLE_DEVICES",), present=_nvidia, visible=_visible_nvidia
-    ),
-    "amd": _Maker(
-        title="AMD",
-        device="cuda",
-        masks=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-        present=_amd,
-        visible=_visible_amd,
-    ),
-    "intel": _Maker(title="Intel", device="xpu", masks=("ZE_AFFINITY_MASK",), present=_intel, visible=_visible_intel),
-}
