@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,12 @@ def held(paths: Sequence[tuple[Path, str]], report: Callable[[str], None]) -> It
     for path, option in paths:
         options.setdefault(path.resolve(), option)  # the program may change its working folder later
     with ExitStack() as stack:
-        leases = {path: stack.enter_context(_lease(path, option, report)) for path, option in options.items()}
+        with ThreadPoolExecutor(len(options)) as pool:  # several abandoned leases are waited for at the same time
+            found = {path: pool.submit(_acquire, path, option, report) for path, option in options.items()}
+        for one in found.values():
+            if one.exception() is None:
+                stack.callback(_release, one.result())
+        leases = {path: one.result() for path, one in found.items()}
 
         def check() -> None:
             for path, lease in leases.items():
@@ -60,8 +66,7 @@ def held(paths: Sequence[tuple[Path, str]], report: Callable[[str], None]) -> It
         yield check
 
 
-@contextmanager
-def _lease(what: Path, option: str, report: Callable[[str], None]) -> Iterator[SoftFileLease]:
+def _acquire(what: Path, option: str, report: Callable[[str], None]) -> SoftFileLease:
     import filelock
 
     path = what / _NAME if what.is_dir() else what.with_name(f".{what.name}{_NAME}")
@@ -99,11 +104,12 @@ def _lease(what: Path, option: str, report: Callable[[str], None]) -> Iterator[S
         raise UsageError(f"{option}: {_described(owner)} writes to {what}", fix=fix) from None
     except OSError as error:
         raise UsageError(f"{option}: cannot write {path}: {error.strerror}", fix="name another place") from None
-    try:
-        yield lease
-    finally:
-        with suppress(OSError):
-            lease.release()
+    return lease
+
+
+def _release(lease: SoftFileLease) -> None:
+    with suppress(OSError):
+        lease.release()
 
 
 def _described(owner: OwnerRecord | None) -> str:

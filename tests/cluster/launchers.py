@@ -244,7 +244,7 @@ def batch(vc: Cluster, options: Sequence[str], script: str) -> subprocess.Comple
     files = [own / "job.out", own / "job.err"]
     job.write_text(f"#!/bin/bash\ntrap 'echo $? > {ended}.new; mv {ended}.new {ended}' EXIT\nset -e\n{script}\n")
     done = vc.run("node1", ["sbatch", f"--output={files[0]}", f"--error={files[1]}", *options, str(job)])
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while done.returncode == 0 and not ended.exists():
         if time.monotonic() > deadline:
             vc.run("node1", ["scancel", "--user=root"])

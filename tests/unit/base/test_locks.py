@@ -110,6 +110,21 @@ def test_another_host_is_believed_while_it_renews_and_not_after(tmp_path: Path) 
     assert f"pid={os.getpid()}\n" in take(tmp_path)
 
 
+def test_several_abandoned_locks_are_waited_for_at_once(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in "abc"]
+    for place in places:
+        place.mkdir()
+        (place / ".in-use").write_text(re.sub("host=.*", "host=far", take(place)))
+    taken: list[int] = []  # how many were, each time that a wait is told
+
+    def report(_: str) -> None:
+        taken.append(sum("host=far" not in (place / ".in-use").read_text() for place in places))
+
+    with held([(place, "--metrics") for place in places], report):
+        pass
+    assert taken == [0, 0, 0]
+
+
 def test_who_was_taken_over_is_told_and_leaves_the_lock_to_the_other(tmp_path: Path) -> None:
     with another_process(tmp_path) as first:
         first.send_signal(signal.SIGSTOP)
