@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, RUNNER, ok, own_lines, path_of, run, runner
+from tests.launching import ROOT, RUNNER, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.results import losses
 from tests.turns import Turns
 
@@ -82,7 +82,7 @@ def test_a_loader_makes_its_own_batches_with_as_many_data_ranks_only(folder: Pat
 
 def test_scale_measures_what_a_loader_gives(folder: Path) -> None:
     short = ["--ranks=1,2", "--steps=3", "--warmup=1", "--rounds=1", "--json=scale.json"]
-    ok(run(*RUNNER, "scale", *short, "loaded", cwd=folder))
+    ok(run(*RUNNER, "scale", *short, "loaded", cwd=folder, MPIRUN=mpirun_path()))
     sizes = json.loads((folder / "scale.json").read_text())["sizes"]
     assert [one["batch"] for one in sizes] == [16, 32]
 
