@@ -12,14 +12,15 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.hardware import nvml
 from runner.launch.launchers import SLURM_STEPS_WITHOUT_RANKS
 from runner.versions.torch_build import TorchBuild
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _SYSTEM = Path("/")
 
@@ -265,6 +266,8 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
 
 def _counted(device: str, mask: str) -> tuple[list[str], str]:
     """Ask torch in a child process for its devices. Returns their names and, without any, the problem."""
+    from multiprocessing import get_context
+
     ours, theirs = get_context("fork").Pipe(duplex=False)
     child = get_context("fork").Process(target=_ask_torch, args=(device, mask, theirs), daemon=True)
     child.start()
