@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.base.errors import RunnerError, UsageError
+from runner.base.in_thread import call_in_thread
 
 if TYPE_CHECKING:
     from filelock import OwnerRecord, SoftFileLease
@@ -47,8 +48,8 @@ def held(paths: Sequence[tuple[Path, str]], report: Callable[[str], None]) -> It
     for path, option in paths:
         options.setdefault(path.resolve(), option)  # the program may change its working folder later
     with ExitStack() as stack:
-        with ThreadPoolExecutor(len(options)) as pool:  # several abandoned leases are waited for at the same time
-            found = {path: pool.submit(_acquire, path, option, report) for path, option in options.items()}
+        # Several abandoned leases are waited for at the same time, and Ctrl-C ends the wait.
+        found = {path: call_in_thread(partial(_acquire, path, option, report)) for path, option in options.items()}
         for one in found.values():
             if one.exception() is None:
                 stack.callback(_release, one.result())

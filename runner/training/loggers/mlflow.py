@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from runner.base.environment import set_missing, unset_variables
+from runner.base.in_thread import call_in_thread
 from runner.training.loggers.identifiers import identifier_of
-from runner.training.loggers.in_thread import call_in_thread
 from runner.training.loggers.logger import LoggedRun
 
 _SEND_EVERY_SECONDS = 5.0

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from runner.base.errors import RunnerError, UsageError
+from runner.base.in_thread import call_in_thread
 from runner.base.settings import settings_in
-from runner.training.loggers.in_thread import call_in_thread
 from runner.training.loggers.logger import LoggedRun, Logger
 from runner.training.loggers.registry import chosen_loggers
 from runner.training.metrics.sinks import StepRecord

@@ -50,8 +50,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """One that holds a folder's lock until it reads a line; then it checks that it still does."""
     command = [sys.executable, "-c", HOLDS, str(folder), str(ABANDONED), str(RENEWAL)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         try:
             yield process
