@@ -17,7 +17,7 @@ from runner.base.plain_values import plain
 from runner.parallel.batch_forms import parts_of, with_tensors
 from runner.parallel.task import Plan, Task
 from runner.rendezvous.records.topology import ranks_text
-from runner.training.data.alike import are_alike, ranks_with_others
+from runner.training.data.alike import ranks_unlike_first
 from runner.training.data.feeds import order_of, reading_of, with_batch_of
 from runner.training.data.samples import Look, look_at
 from runner.training.data.source import source_of, source_of_test
@@ -83,11 +83,9 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
         raise next(one for _, one, _ in everyone if one is not None)
     for name, is_unknown in zip(looks, most[3:].tolist(), strict=False):
         sketch = looks[name].sketch
-        if sketch is not None and not is_unknown and not are_alike(run, sketch):
-            ranks = ranks_text(ranks_with_others(run, sketch))
-            raise _refusal(
-                [f"samples of the {name} data are others on {ranks} than on rank 0"], f"{_FIX}, and {_SEEDED}"
-            )
+        if sketch is not None and not is_unknown and (ranks := ranks_unlike_first(run, sketch)):
+            differing = f"samples of the {name} data are others on {ranks_text(ranks)} than on rank 0"
+            raise _refusal([differing], f"{_FIX}, and {_SEEDED}")
     return looks
 
 

@@ -22,9 +22,8 @@ from runner.training.checkpoint import resume
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.checkpoint.restore import restore
-from runner.training.data.feed import Batch, Feed
+from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
-from runner.training.data.states import load_states, states_of
 from runner.training.evaluation import evaluate
 from runner.training.evaluation_sums import Evaluation
 from runner.training.hooks.hooks import Hooks

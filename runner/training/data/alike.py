@@ -1,4 +1,4 @@
-"""Whether all ranks are given the same data: what they have is compared by small numbers."""
+"""Comparison of the data that ranks are given, by a few numbers from each rank."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.training.data.orders import DRAWN
 from runner.training.run import Run
 
-# Of sketches, relative to the mean magnitude: those of two random arrays of 10⁶ elements differ by some 10⁻³.
+# Relative to the mean magnitude: processors of different kinds compute their last bits differently. The sketches of two random arrays
+# of 10⁶ elements differ by some 10⁻³.
 _TOLERANCE = 1e-4
-_told = set[str]()  # kinds of samplers of which a line has told
-_SKETCHED = 1 << 16  # numbers of a part of a sample that are looked at, or twice as many
+_told = set[str]()  # kinds of samplers for which a line is printed already
+_SKETCHED = 1 << 16  # elements of an array that are read, or twice as many
 
 
 class Sketch(NamedTuple):
-    """A sketch of a sample or a batch: it tells it from others, and is nearly equal for nearly equal ones.
+    """A sketch of a sample or a batch, which is nearly equal for nearly equal samples, and differs for others.
 
     Attributes:
-        form: dtypes, shapes and texts.
-        numbers: of each array: the mean of its elements times the cosines of their places, and the mean of their magnitudes.
+        form: a digest of dtypes, shapes and texts.
+        numbers: for each array the mean of its elements times the cosines of their places, and the mean of their magnitudes.
         is_known: whether it has only parts of kinds that are known here.
     """
 
-    form: str
+    form: int
     numbers: list[tuple[float, float]]
     is_known: bool
 
 
 def sketch_of(value: Any) -> Sketch:
-    """Return a sketch of a sample, a batch, or a list of some."""
+    """Return a sketch of a sample, a batch, or a list of them."""
     forms: list[str] = []
     numbers: list[tuple[float, float]] = []
     is_known = _add(value, forms, numbers)
-    return Sketch(" ".join(forms), numbers, is_known)
+    return Sketch(number_of(" ".join(forms)), numbers, is_known)
 
 
 def _add(value: Any, forms: list[str], numbers: list[tuple[float, float]]) -> bool:
-    """Add a part of a sample. Returns whether its kind is known."""
+    """Add a part of a sample to its sketch, and return whether the part's kind is known."""
     if value is None or isinstance(value, str | bytes):
         forms.append(repr(value))
     elif isinstance(value, Mapping):
@@ -67,53 +68,36 @@ def _add(value: Any, forms: list[str], numbers: list[tuple[float, float]]) -> bo
     return True
 
 
-def are_alike(run: Run, sketch: Sketch) -> bool:
-    """Return whether all ranks have the same, as far as its sketch tells. Collective."""
-    if not is_same_text(run, f"{sketch.form} {len(sketch.numbers)}"):
+def are_near(one: Sketch, other: Sketch) -> bool:
+    """Return whether two sketches are of the same sample, except for its last bits."""
+    if (one.form, len(one.numbers)) != (other.form, len(other.numbers)):
         return False
-    both = torch.tensor([sketch.numbers, [(-one, -size) for one, size in sketch.numbers]], dtype=torch.float64)
-    if run.size > 1 and sketch.numbers:
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=run.host_group)
-    return are_near(both[0], -both[1])
+    both = torch.tensor([one.numbers, other.numbers], dtype=torch.float64)
+    return not bool(((both[0] - both[1]).abs() > _TOLERANCE * both.amax(0)[..., 1:]).any())
 
 
-def ranks_with_others(run: Run, sketch: Sketch) -> list[int]:
-    """Return the ranks that have another sketch than rank 0. Collective: all sketches are gathered, to name them in a refusal."""
-    everyone: list[Any] = [sketch] * run.size
-    dist.all_gather_object(everyone, sketch)
-    first, (form, numbers, _) = torch.tensor(everyone[0].numbers), everyone[0]
-
-    def is_alike(one: Sketch) -> bool:
-        if (one.form, len(one.numbers)) != (form, len(numbers)):
-            return False
-        own = torch.tensor(one.numbers)
-        return are_near(first.maximum(own), first.minimum(own))
-
-    return [rank for rank, one in enumerate(everyone) if not is_alike(one)]
-
-
-def are_near(highest: Tensor, lowest: Tensor) -> bool:
-    """Return whether the numbers of several sketches, [arrays, 2], are of the same arrays.
-
-    Processors of different kinds compute their last bits differently.
-    """
-    return not bool((highest - lowest > _TOLERANCE * highest[..., 1:]).any())
-
-
-def is_same_text(run: Run, text: str) -> bool:
-    """Return whether all ranks have the same text. Collective."""
-    ((smallest, largest),) = bounds([number_of(text)], run.host_group) if run.size > 1 else [(0, 0)]
-    return smallest == largest
+def ranks_unlike_first(run: Run, sketch: Sketch) -> list[int]:
+    """Return the ranks whose sketch differs from that of rank 0. Collective."""
+    first = run.on_main(lambda: sketch)
+    differs = not are_near(first, sketch)
+    if run.size == 1 or bounds([int(differs)], run.host_group) == [(0, 0)]:
+        return []
+    everyone = [differs] * run.size
+    dist.all_gather_object(everyone, differs)
+    return [rank for rank, one in enumerate(everyone) if one]
 
 
 def keys_of_all(run: Run, sampler: Any, keys: Iterator[Any]) -> Iterator[Any]:
     """Return the keys that a sampler draws for an epoch if they are the same on all ranks, else rank 0's. Collective.
 
     Raises:
-        UsageError: they are not, and have no end.
+        UsageError: the ranks' keys differ and have no end.
     """
+    if run.size == 1:
+        return keys
     first = list(itertools.islice(keys, DRAWN))
-    if is_same_text(run, repr(first)):
+    ((smallest, largest),) = bounds([number_of(repr(first))], run.host_group)
+    if smallest == largest:
         return itertools.chain(first, keys)
     name = type(sampler).__name__
     if not isinstance(sampler, Sized):

@@ -1,10 +1,17 @@
-"""A rank's batches of a training or an evaluation, wherever they come from."""
+"""A rank's batches, and the place in them that a checkpoint keeps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.parallel.json_codec import decode, encode
+from runner.training.run import Run
 
 # (whether this rank has a batch, its samples) → whether all ranks have one, and the samples of all data-parallel ranks. Collective.
 Agree = Callable[[bool, int], "tuple[bool, int]"]
@@ -14,13 +21,13 @@ class Batch(NamedTuple):
     """A rank's part of a step.
 
     Attributes:
-        value: what the loader or the collate function has made: any tree of tensors. A rank that has no samples in this step has a
-            batch that does not count, so that it can take part in what is collective.
-        samples: how many samples of ``value`` count on this rank; 0 if it is one that does not.
-        all_samples: how many all data-parallel ranks have in this step: the mean over all of them is this rank's mean times
-            ``samples / all_samples``, summed over the ranks.
-        used: how much of the epoch is used after it, by all ranks together.
-        is_last: whether it is the epoch's last.
+        value: the batch as the loader or the collate function made it. A rank without samples in this step has a batch that does not
+            count, because it takes part in what is collective.
+        samples: the number of samples of ``value`` that count on this rank.
+        all_samples: the number of samples of all data-parallel ranks in this step. The mean over all of them is the sum over ranks of
+            each rank's mean times ``samples / all_samples``.
+        used: how much of the epoch all ranks together have used after this step.
+        is_last: whether the step is the epoch's last.
     """
 
     value: Any
@@ -34,30 +41,63 @@ class Feed(ABC):
     """Gives batches, as many on all ranks.
 
     Attributes:
-        is_even: whether each rank has a batch of the usual number of samples wherever all together have that of so many.
-        is_shared: whether its state is the same on all ranks, and fits any number of them.
+        is_even: whether each rank has a batch of the usual size in every step in which all ranks together have the usual number.
+        is_stateful: whether a checkpoint keeps the feed's state.
+        is_shared: whether the state is the same on all ranks and fits any number of them.
+        state: this rank's place after the batch that was given last: plain values, among them ``epoch``.
+        resumed: the state of a checkpoint; ``batches`` continues from it in its epoch, and raises a UsageError if it does not fit.
     """
 
     is_even: bool = True
+    is_stateful: bool = False
     is_shared: bool = False
-
-    @property
-    def is_stateful(self) -> bool:
-        """Whether a checkpoint keeps a state of it, with which an epoch is taken up in its middle."""
-        return False
+    state: Any = None
+    resumed: Any = None
 
     @abstractmethod
     def steps(self, used: int) -> int | None:
-        """Return how many steps are left when so much of an epoch is used; None if that is not known."""
+        """Return how many steps are left when this much of an epoch is used; None if that is not known."""
 
     @abstractmethod
     def batches(self, epoch: int, used: int) -> Iterator[Batch]:
-        """Return the batches that are left of an epoch of which so much is used. Collective, for some feeds at each batch."""
+        """Return the batches that are left of an epoch of which this much is used. Collective, for some feeds at each batch."""
 
-    def state(self) -> Any:
-        """Return what a checkpoint keeps of this rank's place in the epoch, after the batch that was given last: plain values."""
+
+def states_of(run: Run, feed: Feed) -> list[Any] | None:
+    """Return, on rank 0, the state of each rank's feed for a resume; None on others, or if feeds have no state. Collective.
+
+    Raises:
+        UsageError: a rank's state holds what JSON and tensors cannot.
+    """
+    if not feed.is_stateful:
         return None
+    own, problem = None, None
+    tensors: dict[str, Tensor] = {}
+    try:
+        plain = encode(feed.state, "the data's state", tensors)
+        own = [plain, {name: [str(one.dtype).removeprefix("torch."), one.tolist()] for name, one in tensors.items()}]
+    except RunnerError as error:
+        problem = error
+    run.agree(problem)
+    if feed.is_shared:
+        return [own] if run.is_main else None
+    return run.gather(own)
 
-    def load_state(self, state: Any) -> None:
-        """Take up the epoch where it was then. Call it before ``batches``, which raises a UsageError if the state does not fit."""
-        raise NotImplementedError  # never asked of a feed that is not stateful, and those that are have their own
+
+def load_states(run: Run, feed: Feed, states: list[Any] | None) -> None:
+    """Give the feed the state that it had at a checkpoint, which rank 0 has read. Collective.
+
+    Raises:
+        UsageError: another number of ranks wrote the checkpoint.
+    """
+    if not feed.is_stateful or not (count := run.on_main(lambda: len(states or []))):
+        return
+    with raised_on_all_ranks():
+        if not feed.is_shared and count != run.size:
+            raise UsageError(
+                f"--resume: {count} ranks had their own places in the data, and here are {run.size}",
+                fix=f"resume on {count} ranks, or from a checkpoint at the end of an epoch",
+            )
+        own, parts = run.on_main(lambda: (states or [])[0]) if feed.is_shared else run.scatter(states)
+        tensors = {name: torch.tensor(values, dtype=getattr(torch, dtype)) for name, (dtype, values) in parts.items()}
+        feed.resumed = decode(own, tensors)

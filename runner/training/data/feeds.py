@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.mesh import Layout
-from runner.training.data.alike import are_alike, keys_of_all, sketch_of
+from runner.training.data.alike import keys_of_all, ranks_unlike_first, sketch_of
 from runner.training.data.feed import Feed
 from runner.training.data.loading import IndexedFeed, Reading
 from runner.training.data.orders import DrawnOrder, EpochOrder, Share, ShuffledOrder
@@ -22,8 +22,6 @@ from runner.training.data.source import Source, length_of
 from runner.training.data.streams import BatchStream, SampleStream
 from runner.training.run import Run
 from runner.training.settings import StepSettings
-
-_OF_READING = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
 
 
 def feed_of(
@@ -33,8 +31,8 @@ def feed_of(
 
     Args:
         options: with the batch size that counts, see ``with_batch_of``.
-        layout: which rank has which part of the data; without it the run's.
-        beside: as in ``reading_of``.
+        layout: says which rank has which part of the data; the default is the run's.
+        beside: see ``reading_of``.
 
     Raises:
         UsageError: the data has no length where one is needed, is too small for one batch, or has the sampler of another job.
@@ -48,7 +46,7 @@ def feed_of(
     if source.kind == "batches":
         return BatchStream(
             *data,
-            alike=lambda batch: are_alike(run, sketch_of(batch)),
+            alike=lambda batch: not ranks_unlike_first(run, sketch_of(batch)),
             has_one_size=options.pp > 1 and not source.is_test,
             **how,
         )
@@ -59,18 +57,17 @@ def feed_of(
 
 
 def reading_of(source: Source, options: StepSettings, device: torch.device, beside: Source | None = None) -> Reading:
-    """Return by which processes the data is read: the loader's settings, else the options.
+    """Return how processes read the data: by the loader's settings, else by the options.
 
-    For a GPU the processes live on from epoch to epoch, and batches are in pinned memory, from which they are copied while it works.
+    For a GPU the processes persist from epoch to epoch, and batches are in pinned memory.
 
     Args:
-        beside: the task's test data, or its training data: where processes are forked that read it, one reads this, too. Data that open
-            a file at their first sample would otherwise open it here, and each process that is forked later would share it.
+        beside: the task's other data (test or training). If processes are forked to read it, a process reads this data, too: a file
+            that this process opened would be shared by all processes that are forked later.
     """
     loader, feeds_gpu = source.loader, is_gpu(device) and options.workers > 0
     if loader is not None:
-        own = {name: getattr(loader, name) for name in _OF_READING}
-        reading = Reading(**own, multiprocessing_context=loader.multiprocessing_context)
+        reading = Reading(**{one.name: getattr(loader, one.name) for one in fields(Reading)})
     else:
         prefetch = options.prefetch if options.workers else None
         reading = Reading(
@@ -85,24 +82,23 @@ def with_batch_of(source: Source, options: Any) -> Any:
     """Return the settings, with the loader's batch size in the place of theirs.
 
     Raises:
-        UsageError: another one is given on the command line or in a file, or micro-batches do not divide it.
+        UsageError: the command line or a file gives another batch size, or micro-batches do not divide the loader's.
     """
     makes_batches = source.kind == "batches"
-    if source.loader is None and not makes_batches:
-        return options
     loader = source.data if makes_batches else source.loader
+    if loader is None:
+        return options
     size = getattr(loader, "batch_size", None)
     size = size if isinstance(size, int) else None
     if size == options.batch_size and not makes_batches:
         return options
     for name in ("batch_size", "global_batch_size"):
-        if options.given.get(name) is None:
-            continue
-        makes = "the batches" if size is None or makes_batches else f"batches of {size} on each rank"
-        raise UsageError(
-            f"--{name.replace('_', '-')} {options.given[name]} is given, and the {type(loader).__name__} makes {makes}: the loader's count",
-            fix="leave the option out, or give the Dataset itself, and its collate_fn beside it",
-        )
+        if options.given.get(name) is not None:
+            makes = "the batches" if size is None or makes_batches else f"batches of {size} on each rank"
+            raise UsageError(
+                f"--{name.replace('_', '-')} {options.given[name]} is given, and the {type(loader).__name__} makes {makes}: the loader's count",
+                fix="leave the option out, or give the Dataset itself, and its collate_fn beside it",
+            )
     if size is None:
         return options
     if size % options.micro_batches and not source.is_test:
@@ -118,28 +114,23 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
         share: makes the keys that a sampler draws the same on all ranks.
 
     Raises:
-        UsageError: as ``feed_of``.
+        UsageError: see ``feed_of``.
     """
     length, drop_last, each = length_of(source.data), source.drop_last, options.batch_size
     chosen = source.chosen_by
-    own = (one for one in (chosen, getattr(chosen, "sampler", None)) if isinstance(one, DistributedSampler))
-    distributed = next(own, None)
-    if distributed is not None and (distributed.num_replicas, distributed.rank) != (size, rank):
-        raise UsageError(
-            f"the DistributedSampler is of rank {distributed.rank} of {distributed.num_replicas}, and this is data-parallel rank {rank} of {size}",
-            fix="give it rank=run.data_rank, num_replicas=run.data_size, or leave it out: the data is divided here",
-        )
     if chosen is None:
         order: EpochOrder = ShuffledOrder(length, rank, size, each, options.seed, drop_last=drop_last)
     else:
-        if not isinstance(chosen, Sized) and not getattr(options, "max_steps", None) and not source.is_test:
+        if isinstance(chosen, Sized):
+            length = len(chosen)
+        elif not getattr(options, "max_steps", None) and not source.is_test:
             raise UsageError(
                 f"{type(chosen).__name__} has no length, which an epoch needs",
                 fix="give it __len__, or say --max-steps",
             )
+        distributed = _distributed(chosen, rank, size)
         each = 1 if source.is_item else each if source.batch_sampler is None else 0
         ranks = size if distributed is None else 1
-        whole = 1 if not drop_last else max(each, 1) * (1 if source.is_test else ranks)
         counted = None
         if source.is_test and distributed is not None and distributed is source.sampler:  # not what it adds to fill up
             counted = len(range(rank, length_of(distributed.dataset), size))
@@ -149,13 +140,12 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
             size,
             each,
             options.seed,
-            whole=whole,
+            whole=1 if not drop_last else max(each, 1) * (1 if source.is_test else ranks),
             is_own=distributed is not None,
             counted=counted,
             share=share,
         )
     if order.steps(0) == 0:
-        length = len(chosen) if isinstance(chosen, Sized) else length
         unit, most = ("samples", max(length // size, 1)) if each else ("batches", 0)
         less = f"{length // size} each, less than one batch of {each}" if each else "less than one each"
         raise UsageError(
@@ -163,6 +153,22 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
             fix=(f"take --batch-size {most} or less" if most else "take fewer ranks") if length else "give it some",
         )
     return order
+
+
+def _distributed(chosen: Any, rank: int, size: int) -> DistributedSampler[Any] | None:
+    """Return the DistributedSampler that chooses keys, if one does.
+
+    Raises:
+        UsageError: it is another rank's.
+    """
+    own = (one for one in (chosen, getattr(chosen, "sampler", None)) if isinstance(one, DistributedSampler))
+    distributed = next(own, None)
+    if distributed is not None and (distributed.num_replicas, distributed.rank) != (size, rank):
+        raise UsageError(
+            f"the DistributedSampler is of rank {distributed.rank} of {distributed.num_replicas}, and this is data-parallel rank {rank} of {size}",
+            fix="give it rank=run.data_rank, num_replicas=run.data_size, or leave it out: the data is divided here",
+        )
+    return distributed
 
 
 def _agree(run: Run, data_size: int, has: bool, samples: int) -> tuple[bool, int]:

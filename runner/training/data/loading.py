@@ -1,13 +1,12 @@
-"""How batches are made of samples, in this process or in others."""
+"""The making of batches from samples that have keys, in this process or in others."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.trees import length_of_batch
@@ -31,93 +30,87 @@ class Reading:
     multiprocessing_context: Any = None
 
     def loader(self, data: Dataset[Any], keys: Sampler[Any] | None = None) -> DataLoader[Any]:
-        """Return a loader of data whose items are batches. ``keys``: of the batches, in their order; None for a stream."""
-        settings = {name: value for name, value in vars(self).items() if value is not None}
-        return DataLoader(data, batch_size=None, sampler=keys, collate_fn=_as_it_is, **settings)
+        """Return a loader of data whose items are batches, in the order of ``keys``; None for a stream."""
+        return DataLoader(data, batch_size=None, sampler=keys, collate_fn=_as_it_is, **vars(self))
 
 
 class IndexedFeed(Feed):
-    """Batches of data whose samples have keys. An epoch is taken up in its middle without reading what is before."""
+    """Batches of data whose samples have keys. A resume in mid-epoch does not read the samples before its place."""
 
     is_shared = True
-    _epoch, _resumed = 0, dict[str, Any]()  # the second is replaced, and not changed
 
     def __init__(
         self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate, *, agree: Agree | None = None
     ) -> None:
-        """``agree``: adds up the ranks' samples if each item of the data is a batch, of which only its tensors tell how many; else None."""
-        self.is_even, self._order, self._keys, self._agree = order.is_even and not agree, order, _Keys(order), agree
-        self.loader = reading.loader(Batches(data, collate), self._keys)
+        """``agree`` adds up the ranks' samples if each item of the data is a batch; None if each item is a sample."""
+        self._order, self._agree, self._epoch = order, agree, _Epoch()
+        self.is_even, self.is_stateful = order.is_even and not agree, isinstance(order, DrawnOrder)
+        self.loader = reading.loader(_Batches(data, collate), self._epoch)
 
     def steps(self, used: int) -> int | None:
         return self._order.steps(used)
 
-    @property
-    def is_stateful(self) -> bool:
-        return isinstance(self._order, DrawnOrder)
-
-    def state(self) -> Any:
-        return {"epoch": self._epoch, "drawn": self._order.drawn}
-
-    def load_state(self, state: Any) -> None:
-        self._resumed = state
-
-    def batches(self, epoch: int, used: int) -> Iterator[Batch]:
-        self._keys.begin(epoch, used)
-        self._epoch, before = epoch, self._resumed.get("drawn")
-        if self._resumed.get("epoch") == epoch and used and before not in (None, self._order.drawn):
+    def begin(self, epoch: int, used: int) -> None:
+        """Have the loader read what is left of an epoch of which this much is used. Collective if a sampler of the user's draws."""
+        self._epoch.places = self._order.places(epoch, used)
+        self.state, resumed = {"epoch": epoch, "drawn": self._order.drawn}, self.resumed or {}
+        before = resumed.get("drawn") if resumed.get("epoch") == epoch else None
+        if used and before not in (None, self._order.drawn):
             with raised_on_all_ranks():
                 raise UsageError(
                     f"--resume: the sampler draws other keys for epoch {epoch + 1} than in the run that began it",
                     fix="resume at the end of an epoch; to seed a sampler, give it set_epoch(), or draw by torch's global random numbers",
                 )
-        return self._placed(iter(self.loader), self._keys.ahead)
 
-    def _placed(self, values: Iterator[Any], ahead: deque[Place]) -> Iterator[Batch]:
-        for value in values:
-            batch = ahead.popleft().batch._replace(value=value)
-            if self._agree is not None:
-                samples = batch.samples and (length_of_batch(value) or 1)
-                batch = batch._replace(samples=samples, all_samples=self._agree(True, samples)[1])
-            yield batch
+    def batches(self, epoch: int, used: int) -> Iterator[Batch]:
+        self.begin(epoch, used)
+        batches = iter(self.loader)
+        return batches if self._agree is None else self._counted(batches, self._agree)
 
-
-class _Keys(Sampler["tuple[str, Any]"]):
-    """The keys of an epoch's batches, for the loader. What else is known of a batch waits here until the loader gives it."""
-
-    def __init__(self, order: EpochOrder) -> None:
-        self._order = order
-        self._places: Iterator[Place] | None = None
-        self.ahead: deque[Place] = deque()
-
-    def begin(self, epoch: int, used: int) -> None:
-        self._places, self.ahead = self._order.places(epoch, used), deque()
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        places, self._places, ahead = self._places or self._order.places(0, 0), None, self.ahead
-        for place in places:
-            ahead.append(place)
-            yield place.source, place.batch.value
+    def _counted(self, batches: Iterator[Batch], agree: Agree) -> Iterator[Batch]:
+        for batch in batches:
+            samples = batch.samples and (length_of_batch(batch.value) or 1)
+            yield batch._replace(samples=samples, all_samples=agree(True, samples)[1])
 
 
-class Batches(Dataset[Any]):
-    """The batches of data, by their keys. One is the same whichever process reads it, and whatever was read before."""
+class _Epoch(Sampler[Place]):
+    """The places that are left of an epoch, for the loader."""
 
-    def __init__(self, data: Dataset[Any], collate: Collate = default_collate) -> None:
+    def __init__(self) -> None:
+        self.places: Iterator[Place] = iter(())
+
+    def __iter__(self) -> Iterator[Place]:
+        return self.places
+
+
+class _Batches(Dataset[Batch]):
+    """The batches of data by their places. A batch is the same whichever process reads it, and whatever was read before."""
+
+    def __init__(self, data: Dataset[Any], collate: Collate) -> None:
         self._data, self._collate = data, collate
         is_its_own = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
         self._is_plain = is_its_own and not hasattr(data, "__getitems__") and collate is default_collate
 
-    def __getitem__(self, key: tuple[str, Any]) -> Any:
-        source, keys = key
+    def __getitem__(self, place: Place) -> Batch:
+        keys = place.batch.value
         if self._is_plain:  # tensors, which can be indexed by a whole batch
-            return self._data[keys]
-        with own_random_numbers(source):
-            return self._collate(samples_of(self._data, keys))
+            return place.batch._replace(value=self._data[keys])
+        with own_random_numbers(place.source):
+            return place.batch._replace(value=self._collate(samples_of(self._data, keys)))
+
+
+class Yielded(IterableDataset[Any]):
+    """The batches that a function yields in the process that reads them."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._function()
 
 
 def samples_of(data: Any, keys: list[Any]) -> list[Any]:
-    """Return the samples of these keys, by the data's own code, called as torch's loader calls it: one key at a time, or all."""
+    """Return the samples of these keys as torch's loader reads them: all at once by ``__getitems__``, else one at a time."""
     if callable(getattr(data, "__getitems__", None)):
         samples: list[Any] = data.__getitems__(keys)
         return samples

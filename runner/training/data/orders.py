@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     Attributes:
         source: the text from which the random numbers of its samples are seeded.
-        batch: whose value is the keys of its samples. A rank that has no samples in this step reads one that does not count.
+        batch: the batch, with the keys of its samples as its value.
     """
 
     source: str
@@ -32,22 +32,22 @@ class Place(NamedTuple):
 
 
 class ShuffledOrder:
-    """A shuffle of all samples, which is computed block by block and takes no memory. An epoch may begin in its middle."""
+    """A shuffle of all samples that is computed block by block, takes no memory, and can be read from any place on."""
 
     is_even = True  # as in ``Feed``
-    drawn: str | None = None  # a digest of the keys that a sampler has drawn first for the epoch, the same on all ranks
+    drawn: str | None = None  # a digest of the first keys that a sampler has drawn for the epoch, the same on all ranks
 
     def __init__(self, length: int, rank: int, size: int, batch_size: int, seed: int, *, drop_last: bool) -> None:
         self._length, self._rank, self._size, self._seed = length, rank, size, seed
         self._step, self._drop_last = batch_size * size, drop_last
 
     def steps(self, used: int) -> int:
-        """Return how many steps are left when so much of an epoch is used."""
+        """Return how many steps are left when this much of an epoch is used."""
         left = self._length - used
         return left // self._step if self._drop_last else -(-left // self._step)
 
     def first(self, count: int) -> list[int]:
-        """Return up to ``count`` keys, the same on all ranks, of samples that make a batch."""
+        """Return up to ``count`` keys of samples that make a batch, the same keys on all ranks."""
         return list(range(min(count, self._length)))
 
     def places(self, epoch: int, used: int) -> Iterator[Place]:
@@ -71,10 +71,10 @@ class DrawnOrder:
     """The keys that a sampler of the user's draws, or the lists of keys of a batch sampler.
 
     Args:
-        sampler: gives the same on all ranks, of which each takes every ``size``-th; or, with ``is_own``, this rank's own.
-        each: keys of a rank and step, or 0: the sampler gives the keys of a batch at a time.
-        whole: of how many keys what is read of the last step is a multiple; what is left is dropped.
-        counted: of this rank's own keys these many count; the others are a DistributedSampler's padding. None: all.
+        sampler: gives the same on all ranks, and each rank takes every ``size``-th; with ``is_own`` it gives this rank's own.
+        each: keys per rank and step; 0 for a batch sampler.
+        whole: the last step is cut to a multiple of this many keys.
+        counted: how many of this rank's own keys count, because a DistributedSampler has added the others; None for all.
         share: makes the drawn keys the same on all ranks.
     """
 
@@ -98,7 +98,7 @@ class DrawnOrder:
         self._step = max(each, 1) * self._ranks
 
     def steps(self, used: int) -> int | None:
-        """Return the steps that are left, as ``ShuffledOrder`` does; None if the sampler has no length."""
+        """Return how many steps are left; None if the sampler has no length."""
         if not isinstance(self._sampler, Sized):
             return None
         left = len(self._sampler) - used // self._times
@@ -116,15 +116,14 @@ class DrawnOrder:
         drawn = drawn_alike(self._sampler, self._seed, epoch)
         if isinstance(self._sampler, Sized):
             drawn = itertools.islice(drawn, len(self._sampler))
-        if self._is_own:
-            return self._places(epoch, used, drawn)
-        drawn = self._share(drawn)
-        first = list(itertools.islice(drawn, DRAWN))
-        self.drawn = None if " at 0x" in (text := repr(first)) else hashlib.blake2b(text.encode()).hexdigest()[:16]
-        return self._places(epoch, used, itertools.chain(first, drawn))
+        if not self._is_own:
+            drawn = self._share(drawn)
+            first = list(itertools.islice(drawn, DRAWN))
+            text, drawn = repr(first), itertools.chain(first, drawn)
+            self.drawn = None if " at 0x" in text else hashlib.blake2b(text.encode()).hexdigest()[:16]
+        return self._places(epoch, used, itertools.islice(drawn, used // self._times, None))
 
     def _places(self, epoch: int, used: int, drawn: Iterator[Any]) -> Iterator[Place]:
-        drawn = itertools.islice(drawn, used // self._times, None)
         what = "sample" if self._each else "batch"
         following = self._read(drawn)
         while keys := following:
@@ -136,9 +135,9 @@ class DrawnOrder:
             samples = len(own) if self._each else sum(counts[self._rank :: self._ranks])
             source = f"{self._seed} {what} {used} of epoch {epoch} rank {self._own_rank}"
             used += len(keys) * self._times
-            read, whole = own or keys[:1], sum(counts) * self._times
+            read = own or keys[:1]
             value = read if self._each else read[0]
-            yield Place(source, Batch(value, samples, whole, used, is_last=not following))
+            yield Place(source, Batch(value, samples, sum(counts) * self._times, used, is_last=not following))
 
     def _read(self, drawn: Iterator[Any]) -> list[Any]:
         keys = list(itertools.islice(drawn, self._step))
@@ -149,9 +148,9 @@ EpochOrder = ShuffledOrder | DrawnOrder
 
 
 def drawn_alike(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
-    """Return what a sampler, or a batch sampler, gives in an epoch: the same on all ranks that seed its random numbers.
+    """Yield what a sampler, or a batch sampler, gives in an epoch: the same on all ranks, whose random numbers are seeded alike.
 
-    torch's, NumPy's and Python's global generators are seeded, and a torch generator that the sampler has as ``generator``.
+    The random numbers are those of torch, NumPy and Python, and of the sampler's ``generator`` if it has one.
     """
     source = f"{seed} sampler of epoch {epoch}"
     for one in (sampler, getattr(sampler, "sampler", None)):

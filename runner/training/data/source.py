@@ -14,18 +14,18 @@ from runner.parallel.task import Task
 from runner.training.data.loading import Collate
 
 _OF_SHUFFLE = "torch.utils.data.sampler.RandomSampler", "torchdata.stateful_dataloader.sampler.RandomSampler"
-_CHOOSING = ("sampler", "batch_sampler")
+_NOT_BESIDE_BATCHES = ("collate_fn", "sampler", "batch_sampler")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source of batches. The fields but ``data``, ``kind``, ``loader`` and ``is_test`` are a task's of the same names.
+    """The source of batches. The fields except ``data``, ``kind``, ``loader`` and ``is_test`` are a task's of the same names.
 
     Attributes:
-        data: samples with keys, a stream of samples, or whatever gives batches; ``kind`` says which.
+        data: samples with keys, a stream of samples, or an object that gives batches; ``kind`` says which.
         loader: the user's, of data with keys.
-        sampler: gives keys, ``batch_sampler`` lists of them: the same on all ranks, which divide them; or by a ``DistributedSampler``.
-        drop_last: whether samples are dropped that do not fill a batch on every rank; of test data, those that do not fill a batch.
+        sampler: gives keys, and ``batch_sampler`` lists of keys: the same on all ranks, or a ``DistributedSampler``.
+        drop_last: whether samples are dropped that do not fill a batch on every rank (test data: that do not fill a batch).
         is_test: whether a model is evaluated on it.
     """
 
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def length(self) -> int | None:
-        """Samples of the data; None of a stream."""
+        """The number of samples; None for a stream."""
         return None if self.is_stream or not isinstance(self.data, Sized) else len(self.data)
 
     @property
@@ -55,7 +55,7 @@ class Source:
 
     @property
     def chosen_by(self) -> Any:
-        """The sampler of keys, or of lists of keys; None: keys are shuffled here."""
+        """The sampler of keys, or of lists of keys; None if keys are shuffled here."""
         return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     @property
@@ -69,41 +69,42 @@ def source_of(task: Task) -> Source:
     """Return the source of a task's training data.
 
     Raises:
-        UsageError: the task says the same twice, or has a sampler of what has no keys.
+        UsageError: the task says the same twice, or has a sampler for data without keys.
     """
-    given = ("collate_fn", *_CHOOSING, "drop_last", "shards_itself")
+    given = (*_NOT_BESIDE_BATCHES, "drop_last", "shards_itself")
     return _source(task.train_data, **{one: getattr(task, one) for one in given if hasattr(task, one)})
 
 
 def source_of_test(task: Task) -> Source:
-    """Return the source of a task's test data: what its loader gives, or each sample once, in its order.
+    """Return the source of a task's test data: what its loader gives, or each sample once, in order.
 
     Raises:
         UsageError: it cannot be read.
     """
     data = task.test_data
     collate = None if isinstance(data, DataLoader) or isinstance(task.train_data, DataLoader) else task.collate_fn
-    source = _source(data, collate_fn=collate, drop_last=False)
+    source = replace(_source(data, collate_fn=collate, drop_last=False), is_test=True)
     if source.kind == "keys" and source.chosen_by is None:
-        source = replace(source, sampler=source.loader.sampler if source.loader else range(length_of(data)))
-    return replace(source, is_test=True)
+        return replace(source, sampler=source.loader.sampler if source.loader else range(length_of(data)))
+    return source
 
 
 @raised_on_all_ranks()
 def _source(data: Any, **given: Any) -> Source:
     kind = _kind_of(data)
     if isinstance(data, DataLoader) or kind == "batches":
-        twice = [name for name in ("collate_fn", *_CHOOSING) if given.get(name) is not None]
+        twice = [name for name in _NOT_BESIDE_BATCHES if given.get(name) is not None]
         if twice:
             raise UsageError(
                 f"the task has a {type(data).__name__}, which makes batches, and {' and '.join(twice)}",
                 fix="give them to the DataLoader, or it the Dataset",
             )
     source = Source(**given, data=data, kind=kind)
+    shards_itself = source.shards_itself or bool(getattr(data, "shards_itself", False))
     if kind == "batches":
         is_own = isinstance(getattr(data, "sampler", None), DistributedSampler)
         inner = getattr(getattr(data, "dataset", None), "shards_itself", False)
-        source = replace(source, drop_last=False, shards_itself=source.shards_itself or is_own or bool(inner))
+        source, shards_itself = replace(source, drop_last=False), shards_itself or is_own or bool(inner)
     elif isinstance(data, DataLoader):
         batches = data.batch_sampler if data.batch_size is None else None  # else torch has made it
         source = replace(
@@ -125,7 +126,7 @@ def _source(data: Any, **given: Any) -> Source:
             f"the sampler is a {type(source.chosen_by).__name__}, which gives one epoch",
             fix="give an object with __iter__",
         )
-    return replace(source, shards_itself=source.shards_itself or bool(getattr(data, "shards_itself", False)))
+    return replace(source, shards_itself=shards_itself)
 
 
 def _kind_of(data: Any) -> Literal["keys", "samples", "batches"]:
@@ -156,7 +157,7 @@ def _of_one(collate: Collate, samples: list[Any]) -> Any:
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Whether the loader was made with ``shuffle=True``, by torch or torchdata: all samples are shuffled here, then."""
+    """Return whether the loader was made with ``shuffle=True``, by torch or torchdata: then all samples are shuffled here."""
     sampler: Any = loader.sampler
     is_theirs = f"{type(sampler).__module__}.{type(sampler).__name__}" in _OF_SHUFFLE
     return is_theirs and not sampler.replacement and sampler.num_samples == len(sampler.data_source)

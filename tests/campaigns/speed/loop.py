@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -128,6 +129,7 @@ def by_fabric(run: Run, task: Task, options: Settings, clock: Callable[[], float
 def _loader(run: Run, task: Task, options: Settings) -> Any:
     feed = feed_of(run, source_of(task), options)
     assert isinstance(feed, IndexedFeed)
+    feed.begin(0, 0)
     return feed.loader
 
 
@@ -148,8 +150,8 @@ def _seconds_per_step(
     assert task.schedule is not None
     schedule = LambdaLR(optimizer, task.schedule)
     ends = []
-    for _, (inputs, targets) in zip(range(options.max_steps), loader, strict=False):
-        step(inputs, targets)
+    for batch in itertools.islice(loader, options.max_steps):
+        step(*batch.value)
         schedule.step()
         ends.append(clock())
     return (ends[-1] - ends[0]) / (len(ends) - 1)

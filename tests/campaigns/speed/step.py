@@ -88,7 +88,8 @@ def measure(run: Run, options: Settings, rounds: int) -> None:
 
     def bare() -> float:
         order = ShuffledOrder(len(data), run.rank, run.size, options.batch_size, options.seed, drop_last=True)
-        return hand_written(IndexedFeed(data, order, Reading(), default_collate).loader, options)
+        batches = IndexedFeed(data, order, Reading(), default_collate).batches(0, 0)
+        return hand_written((batch.value for batch in batches), options)
 
     compare_loops(run, {"runner": runner, "tutorial": tutorial, "bare": bare}, rounds, 1.02)
 

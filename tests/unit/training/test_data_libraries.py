@@ -60,7 +60,7 @@ def seen(name: str, code: str, given: dict[str, Any], workers: int) -> tuple[lis
         )
         batches = [batch.value for batch in feed.batches(0, 0)]
         ranks.append([int(one) for batch in batches for one in (batch[name] if isinstance(batch, dict) else batch[1])])
-    return ranks, feed.state()
+    return ranks, feed.state
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -53,13 +53,6 @@ def sketch(make: Callable[[int], Any], length: int = 30) -> Sketch:
     return found
 
 
-def is_like(one: Sketch, other: Sketch) -> bool:
-    if one.form != other.form:
-        return False
-    numbers = torch.tensor([one.numbers, other.numbers])
-    return are_near(numbers.amax(0), numbers.amin(0))
-
-
 VALUES = torch.randn(32, 7, generator=torch.Generator().manual_seed(0))
 
 
@@ -72,15 +65,15 @@ def test_samples_are_told_from_others_whatever_they_are_made_of() -> None:
         numpy.int64,
     ]
     for make in kinds:
-        assert is_like(sketch(make), sketch(make))
-        assert not is_like(sketch(make), sketch(lambda i, make=make: make(i + 1)))  # type: ignore[misc]  # the loop's
-        assert not is_like(sketch(make), sketch(make, 20)), "the first are the same, later ones are others"
+        assert are_near(sketch(make), sketch(make))
+        assert not are_near(sketch(make), sketch(lambda i, make=make: make(i + 1)))  # type: ignore[misc]  # the loop's
+        assert not are_near(sketch(make), sketch(make, 20)), "the first are the same, later ones are others"
 
 
 def test_the_last_bits_may_differ_between_hosts() -> None:
-    assert is_like(sketch(lambda i: VALUES[i]), sketch(lambda i: VALUES[i] * (1 + 1e-6)))
-    assert not is_like(sketch(lambda i: VALUES[i]), sketch(lambda i: VALUES[i] * 1.01))
-    assert not is_like(sketch(lambda i: VALUES[i]), sketch(lambda i: VALUES[i].flip(0)))
+    assert are_near(sketch(lambda i: VALUES[i]), sketch(lambda i: VALUES[i] * (1 + 1e-6)))
+    assert not are_near(sketch(lambda i: VALUES[i]), sketch(lambda i: VALUES[i] * 1.01))
+    assert not are_near(sketch(lambda i: VALUES[i]), sketch(lambda i: VALUES[i].flip(0)))
 
 
 @pytest.mark.parametrize(

@@ -261,11 +261,11 @@ def test_a_stream_that_tells_its_place_is_taken_up_there(workers: int, itself: b
         first = stream(Telling(24), 1, 2, 2, workers, shards_itself=itself)
         batches = first.batches(0, 0)
         used = [next(batches) for _ in range(stop)][-1].used
-        state = first.state()
+        state = first.state
         rest = [batch.value[0].tolist() for batch in batches]
         said: list[str] = []
         again = stream(Telling(24), 1, 2, 2, workers, said, shards_itself=itself)
-        again.load_state(state)
+        again.resumed = state
         assert [batch.value[0].tolist() for batch in again.batches(0, used)] == rest
         assert bool(said) == (itself and workers > 1)
         assert len(list(again.batches(1, 0))) == stop + len(rest), "the next epoch is a whole one"
@@ -483,7 +483,7 @@ def test_a_place_of_a_loader_is_that_of_the_batch_that_was_given_last() -> None:
     used = [next(batches) for _ in range(2)][-1].used
     said: list[str] = []
     again = batch_stream(TellingLoader(), 0, 1, said)
-    again.load_state(first.state())
+    again.resumed = first.state
     assert first.is_shared
     assert [batch.value[0].tolist() for batch in again.batches(0, used)] == [
         step[0].value[0].tolist() for step in dealt(1)[4:]
@@ -586,7 +586,7 @@ def test_an_epoch_goes_on_by_the_order_that_it_began_with() -> None:
     next(first.batches(1, 0))
     again, other = feed(0), feed(3)
     for one in (again, other):
-        one.load_state(first.state())
+        one.resumed = first.state
     assert next(again.batches(1, 2)).value[0].tolist() == [2, 3]
     with pytest.raises(
         UsageError, match="--resume: the sampler draws other keys for epoch 2 than in the run that began it"

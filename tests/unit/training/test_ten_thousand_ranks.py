@@ -27,7 +27,7 @@ from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, write_manifest
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.shard_index import path_of
-from runner.training.data.states import load_states, states_of
+from runner.training.data.feed import load_states, states_of
 from runner.training.metrics.meter import Meter, _Names
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
@@ -223,15 +223,15 @@ def test_a_resume_opens_only_files_with_what_the_rank_has(
         assert local["model.w"].tolist() == [[rank, 1]]
         assert local["model.v"].tolist() == [[rank, 2]]
         assert saved is not None
-        taken: list[Any] = []
-        load_states(run, SimpleNamespace(is_stateful=True, is_shared=False, load_state=taken.append), saved.data)  # type: ignore[arg-type]
-        assert taken == [rank]
+        feed: Any = SimpleNamespace(is_stateful=True, is_shared=False)
+        load_states(run, feed, saved.data)
+        assert feed.resumed == rank
         assert exchange.received < SMALL
     assert saved.data is None
 
 
 def test_places_in_the_data_are_gathered_on_rank_0(part_of: Callable[[int, int], Exchange]) -> None:
-    feed: Any = SimpleNamespace(is_stateful=True, is_shared=False, state=lambda: list(range(100)))
+    feed: Any = SimpleNamespace(is_stateful=True, is_shared=False, state=list(range(100)))
     exchange = part_of(RANKS, OTHER)
     assert states_of(a_run(RANKS, OTHER), feed) is None
     assert exchange.received < SMALL
