@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -41,13 +41,13 @@ def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
 
 
 class Summed(Protocol):
-    """Something that needs the ranks' sums of some numbers, and takes them from the metrics' collective."""
+    """An object that needs the ranks' sums of some numbers, and takes them from the metrics' collective."""
 
     def share(self) -> list[float]:
-        """This rank's numbers: as many on every rank."""
+        """Return this rank's numbers: as many on every rank."""
 
     def take_sums(self, sums: list[float]) -> None:
-        """The sums over the data-parallel ranks."""
+        """Take the sums over the data-parallel ranks."""
 
 
 class Meter:
@@ -74,19 +74,19 @@ class Meter:
         self._started = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out a time that was not training."""
+        """Leave out seconds that were not training."""
         self._started += seconds
 
     def count(self, samples: int) -> None:
-        """So many samples of all ranks are used by this step."""
+        """Count the samples that all ranks have used in this step."""
         self._samples += samples
 
     def note(self, values: Mapping[str, float | Tensor]) -> None:
-        """More numbers of this step, in the place of others of the same names."""
+        """Add numbers to this step's record; they replace others of the same names."""
         self._noted |= {name: number_of(name, value, self.run.device) for name, value in values.items()}
 
     def add(self, loss: Tensor, position: Position, lr: float, weight: float = 1.0) -> None:
-        """A step is done, and counted in the position. ``weight``: of this rank's loss in the mean over the ranks."""
+        """Add a step that is done, and counted in the position. ``weight``: of this rank's loss in the mean over the ranks."""
         self._losses.append(loss)
         self._weights.append(weight)
         self._more.append(self._noted)
@@ -94,25 +94,27 @@ class Meter:
         self._places.append((position.step, position.epoch + 1, lr))
 
     def records(self, *others: Summed) -> list[StepRecord]:
-        """The records of the steps since the last call, losses averaged over the data-parallel ranks by their weights. Collective.
+        """Return the records of the steps since the last call, with the data-parallel ranks' weighted mean losses. Collective.
 
         Args:
-            others: whose numbers are summed in the same collective.
+            others: objects whose numbers are summed in the same collective.
         """
         if not self._losses:
             return []
-        shares = [one.share() for one in others]
-        losses, names, count = torch.stack(self._losses).double(), _Names.of(self._more), len(self._losses)
-        numbers = [*self._weights, *names.share(), *(number for share in shares for number in share)]
+        names = _names_of(self._more)
+        shares = [_share_of(names), *(one.share() for one in others)]
+        losses, count = torch.stack(self._losses).double(), len(self._losses)
+        numbers = [*self._weights, *itertools.chain(*shares)]
         rest = torch.tensor(numbers, dtype=losses.dtype, device=losses.device)
         both = torch.cat([losses * rest[:count], rest])
         dist.all_reduce(both, group=self.run.group())
         sums = iter(both.tolist())
         totals = [next(sums) for _ in range(count)]
         means = [total / weight if (weight := next(sums)) else 0.0 for total in totals]
-        names.compare([next(sums) for _ in names.share()], self.run)
-        for one, share in zip(others, shares, strict=True):
-            one.take_sums([next(sums) for _ in share])
+        names_sums, *others_sums = ([next(sums) for _ in share] for share in shares)
+        _check_names(names, names_sums, self.run)
+        for one, own_sums in zip(others, others_sums, strict=True):
+            one.take_sums(own_sums)
         more = self._means_of_more()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
@@ -123,13 +125,13 @@ class Meter:
             for (step, epoch, lr), loss, more_here in zip(self._places, means, more, strict=True)
         ]
         if self.run.is_main:
-            vars(records[-1]).update(vars(self._usage.read()))
+            vars(records[-1]).update(self._usage.read())
         self._losses, self._weights, self._places, self._more, self._samples = [], [], [], [], 0
         self._started = time.perf_counter()
         return records
 
     def _means_of_more(self) -> list[dict[str, float]]:
-        """The noted numbers of each step, averaged over the data-parallel ranks. Collective if there are any."""
+        """Return the noted numbers of each step, averaged over the data-parallel ranks. Collective if there are any."""
         values = [value.double() for one in self._more for value in one.values()]
         if not values:
             return [{} for _ in self._more]
@@ -139,42 +141,38 @@ class Meter:
         return [{name: next(means) for name in one} for one in self._more]
 
     def overall(self) -> float:
-        """Samples per second of all ranks over the whole training, without evaluation."""
+        """Return the samples per second of all ranks over the whole training, without evaluation."""
         return self._all_samples / self._seconds if self._seconds else 0.0
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The names of the numbers that were noted in each step. They must be equal on all ranks, because the numbers are reduced in this order."""
+def _names_of(more: Sequence[Mapping[str, Tensor]]) -> str:
+    """Return the names of the numbers noted in each step. They must be equal on all ranks, which reduce the numbers in this order."""
+    return "; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(more) if one)
 
-    text: str
 
-    @classmethod
-    def of(cls, more: Sequence[Mapping[str, Tensor]]) -> _Names:
-        return cls("; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(more) if one))
+def _share_of(names: str) -> list[float]:
+    """Return two numbers of these names, each with its square: ranks have the same names if the sums are those of equal numbers.
 
-    def share(self) -> list[float]:
-        """Two numbers of these names, each with its square: ranks have the same if the sums are those of equal numbers.
+    The numbers have 16 bits, so that the sums of squares over 2 million ranks are exact in double precision.
+    """
+    return [float(power) for half in divmod(zlib.crc32(names.encode()), 1 << 16) for power in (half, half**2)]
 
-        They have 16 bits, so that the sums of squares over 2 million ranks are exact in double precision.
-        """
-        return [float(power) for half in divmod(zlib.crc32(self.text.encode()), 1 << 16) for power in (half, half**2)]
 
-    def compare(self, sums: Sequence[float], run: Run) -> None:
-        """See by the ranks' sums of ``share()`` that all have the same names. Collective if they have not.
+def _check_names(names: str, sums: Sequence[float], run: Run) -> None:
+    """Check by the sums of the ranks' shares that all ranks have these names. Collective if they have not.
 
-        Raises:
-            UsageError: they have not.
-        """
-        whole = [int(number) for number in sums]
-        if all(run.data_size * squares == total**2 for total, squares in zip(whole[::2], whole[1::2], strict=True)):
-            return
-        everyone: list[Any] = [None] * run.data_size
-        dist.all_gather_object(everyone, self.text, group=run.group())
-        other = next(rank for rank, text in enumerate(everyone) if text != everyone[0])
-        with raised_on_all_ranks():
-            raise UsageError(
-                f"the ranks log different numbers: {everyone[0] or 'none'} on rank 0, {everyone[other] or 'none'} on data-parallel rank "
-                f"{other}",
-                fix="call run.log() with the same names in the same steps on all ranks; rank 0 writes their means",
-            )
+    Raises:
+        UsageError: the names differ.
+    """
+    whole = [int(number) for number in sums]
+    if all(run.data_size * squares == total**2 for total, squares in zip(whole[::2], whole[1::2], strict=True)):
+        return
+    everyone: list[Any] = [None] * run.data_size
+    dist.all_gather_object(everyone, names, group=run.group())
+    other = next(rank for rank, text in enumerate(everyone) if text != everyone[0])
+    with raised_on_all_ranks():
+        raise UsageError(
+            f"the ranks log different numbers: {everyone[0] or 'none'} on rank 0, {everyone[other] or 'none'} on data-parallel rank "
+            f"{other}",
+            fix="call run.log() with the same names in the same steps on all ranks; rank 0 writes their means",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -51,26 +51,27 @@ def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: C
         UsageError: a file cannot be written, or a logger does not start.
     """
     output = Output()
+    folder, metrics, settings = options.checkpoint_dir, options.metrics, options.checkpoint_dir / SETTINGS
 
     def open_on_main() -> tuple[Path, list[Path]]:
-        folder, metrics = options.checkpoint_dir, options.metrics
         try:
-            goes_on = saved is not None and _goes_on(saved.path, folder)
-            kept = _metrics_of(saved, options) if saved else []
+            goes_on = saved is not None and saved.path.resolve().parent == folder.resolve()
+            kept = _metrics_of(saved, [metrics] if goes_on else None) if saved else []
             since = saved.position.step if saved is not None and goes_on else -1
             earlier = [path for step, path in steps_in(folder) if step > since]
-            aside, metrics_aside, settings_aside = kept_names(folder / "earlier", metrics, folder / SETTINGS)
+            aside, metrics_aside, settings_aside = kept_names(folder / "earlier", metrics, settings)
             names = [aside] if earlier else []
-            if _holds_something(metrics) and (earlier or not (goes_on and kept)):
+            if metrics.is_file() and metrics.stat().st_size and (earlier or not (goes_on and kept)):
                 os.rename(metrics, metrics_aside)
                 names.append(metrics_aside)
-            if names and (folder / SETTINGS).exists():
-                os.rename(folder / SETTINGS, settings_aside)
+            if names and settings.exists():
+                os.rename(settings, settings_aside)
             if names:
                 hint = f" (to continue from it: --resume {aside})" if earlier else ""
                 run.print(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
             output.metrics = MetricsFile(metrics, stack, kept)
-            _leave_settings(folder / SETTINGS, run, options)
+            with suppress(OSError):  # the training can do without it
+                settings.write_text(as_toml(options, {"resume"}), encoding="utf-8", errors="surrogateescape")
             places = {"checkpoints": str(folder.resolve()), "metrics": str(metrics.resolve())}
             leave_run_file(run.job, [run.job.log_folder, folder], workload=run.workload, **places)
             output.loggers = open_loggers(run, options, max(since, 0), stack)
@@ -86,45 +87,22 @@ def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: C
     return output
 
 
-def _leave_settings(path: Path, run: Run, options: Settings) -> None:
-    """Write how this run was started, which is no reason to end it where that cannot be done."""
-    try:
-        path.write_text(as_toml(options, {"resume"}), encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        run.print(f"cannot write {path}: {error.strerror}; continuing without it")
+def _metrics_of(saved: Saved, places: Sequence[Path] | None) -> list[str]:
+    """Return the metrics up to a checkpoint; none if no file ends at its step.
 
-
-def _goes_on(checkpoint: Path, folder: Path) -> bool:
-    """Whether a checkpoint belongs to the run that wrote this folder."""
-    return checkpoint.resolve().parent == folder.resolve()
-
-
-def _metrics_of(saved: Saved, options: Settings) -> list[str]:
-    """The metrics up to a checkpoint; empty if the file is another run's, which does not end at that step."""
-    for path in _places_of_metrics(saved.path, options):
-        lines = lines_until(path, saved.position.step) if path.is_file() else []
-        if lines and json.loads(lines[-1])["step"] == saved.position.step:
+    Args:
+        places: the files to look at; None for those beside the checkpoint's folder (earlier.1/step-4 and metrics.1.jsonl) and in it.
+    """
+    folder, step = saved.path.resolve().parent, saved.position.step
+    beside = folder.with_name(folder.name.replace("earlier", "metrics") + ".jsonl")
+    for path in places or (folder / "metrics.jsonl", beside):
+        lines = lines_until(path, step) if path.is_file() else []
+        if lines and json.loads(lines[-1])["step"] == step:
             return lines
     return []
 
 
-def _places_of_metrics(checkpoint: Path, options: Settings) -> list[Path]:
-    """Return the paths at which the metrics of a checkpoint's run may be: here, or next to it (earlier.1/step-4, metrics.1.jsonl)."""
-    if _goes_on(checkpoint, options.checkpoint_dir):
-        return [options.metrics]
-    folder = checkpoint.resolve().parent
-    return [folder / "metrics.jsonl", folder.with_name(folder.name.replace("earlier", "metrics") + ".jsonl")]
-
-
-def _holds_something(path: Path) -> bool:
-    """Whether this is a regular file (no device, pipe or folder) that is not empty."""
-    return path.is_file() and path.stat().st_size > 0
-
-
 def kept_names(*paths: Path) -> list[Path]:
-    """Names to keep these files under, with the first number that is free for all: metrics.1.jsonl, earlier.1."""
-    for number in count(1):
-        names = [path.with_name(f"{path.stem}.{number}{path.suffix}") for path in paths]
-        if not any(name.exists() for name in names):
-            return names
-    raise AssertionError("numbers do not end")
+    """Return names to keep these files under, with the first number that is free for all: metrics.1.jsonl, earlier.1."""
+    found = ([path.with_name(f"{path.stem}.{number}{path.suffix}") for path in paths] for number in count(1))
+    return next(names for names in found if not any(name.exists() for name in names))

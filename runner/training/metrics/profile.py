@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,8 +33,8 @@ def profiled(
     The loop's iterable counts down to 0, the epoch's last step.
 
     Args:
-        steps: how many this run makes.
-        leave_out: is called with seconds that were not training.
+        steps: the number of steps that this run makes.
+        leave_out: called with seconds that were not training.
 
     Raises:
         UsageError: a step is chosen that this run does not make.
@@ -54,7 +53,7 @@ class _Recorder:
     def __init__(self, run: Run, folder: Path, chosen: range, leave_out: Callable[[float], None]) -> None:
         self._run, self._folder, self._chosen, self._leave_out = run, folder, chosen, leave_out
         self._number = 0  # of the step, of this run
-        # Of all threads, as what a backend does may begin in one thread and end in another.
+        # Of all threads, because a backend's work may begin in one thread and end in another.
         config = profiler_settings(**ALL_THREADS)
         self._profiler = torch.profiler.profile(activities=_activities(run.device), experimental_config=config)
 
@@ -98,15 +97,16 @@ class _Recorder:
         with writing(path):
             folder.mkdir(exist_ok=True)
             self._profiler.export_chrome_trace(str(path))
-        found = read_shares(path, on_gpu=is_gpu(run.device))
         by_rank = torch.zeros(run.size, 3, dtype=torch.float64, device=run.device)
-        by_rank[run.rank] = torch.tensor([found.compute, found.exposed, found.idle])
+        by_rank[run.rank] = torch.tensor(read_shares(path, on_gpu=is_gpu(run.device)))
         dist.all_reduce(by_rank)
-        ranks = [Shares(*row) for row in by_rank.tolist()]
+        ranks = [Shares(*row) for row in (by_rank / 1e3 / len(self._chosen)).tolist()]
         run.print(_table(ranks, self._chosen))
         if run.is_main:
+            rows = [{"rank": rank, "step": sum(one), **one._asdict()} for rank, one in enumerate(ranks)]
+            content = {"format": 1, "steps": [self._chosen[0], self._chosen[-1]], "ranks": rows}
             with writing(folder / "shares.json"):
-                (folder / "shares.json").write_text(json.dumps(_content(ranks, self._chosen), indent=1) + "\n")
+                (folder / "shares.json").write_text(json.dumps(content, indent=1) + "\n")
         if not ALL_THREADS and not is_gpu(run.device):
             run.print("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
         run.print(f"traces      {folder}")
@@ -125,35 +125,10 @@ def _keep_earlier(folder: Path) -> None:
 
 
 def _table(ranks: list[Shares], chosen: range) -> str:
-    """A line per rank.
-
-    Args:
-        ranks: of each the shares of all steps together, in µs.
-    """
-    lines = [
-        f"{_named(chosen)}, ms per step:",
-        "  rank      step            compute      exposed comm.               idle",
-    ]
+    """Return a line for each rank. Shares are milliseconds per step."""
+    steps = f"step {chosen[0]}" if len(chosen) == 1 else f"steps {chosen[0]} to {chosen[-1]}"
+    lines = [f"{steps}, ms per step:", "  rank      step            compute      exposed comm.               idle"]
     for rank, found in enumerate(ranks):
-        parts = (found.compute, found.exposed, found.idle)
-        columns = "".join(f"{one / 1e3 / len(chosen):10.2f} {one / found.total:6.1%} " for one in parts)
-        lines.append(f"{rank:6}{found.total / 1e3 / len(chosen):10.2f} {columns}".rstrip())
+        columns = "".join(f"{one:10.2f} {one / sum(found):6.1%} " for one in found)
+        lines.append(f"{rank:6}{sum(found):10.2f} {columns}".rstrip())
     return "\n".join(lines)
-
-
-def _content(ranks: list[Shares], chosen: range) -> dict[str, Any]:
-    """Return the shares as data for programs: milliseconds per step."""
-
-    def per_step(microseconds: float) -> float:
-        return microseconds / 1e3 / len(chosen)
-
-    names = ("compute", "exposed", "idle")
-    rows = [
-        {"rank": rank, "step": per_step(one.total)} | {name: per_step(getattr(one, name)) for name in names}
-        for rank, one in enumerate(ranks)
-    ]
-    return {"format": 1, "steps": [chosen[0], chosen[-1]], "ranks": rows}
-
-
-def _named(steps: range) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

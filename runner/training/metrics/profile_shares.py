@@ -2,7 +2,7 @@
 
 On a GPU, compute is its kernels and copies, and communication is NCCL's kernels, which also run while they wait for another
 rank, and the collectives of other backends. On a CPU, compute is torch's operators in the thread that trains, and
-communication is what backends record of their collectives, and the calls of these. Exposed is communication while nothing is
+communication is the collectives that backends record, and the calls of collectives. Exposed is communication while nothing is
 computed. Idle is the rest: on a GPU the wait for the CPU; on a CPU Python between the operators, the wait for data, and what
 leaves no record, such as Horovod's exchange.
 """
@@ -13,8 +13,8 @@ import gzip
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch.distributed import Backend
 
@@ -30,23 +30,12 @@ _OPERATORS, _ANNOTATIONS = ("cpu_op",), ("user_annotation",)
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Parts of the steps' time, in the unit of the intervals; together they are all of it.
-
-    Attributes:
-        compute: something is computed, whatever is communicated meanwhile.
-        exposed: there is communication, and nothing is computed.
-        idle: neither.
-    """
+class Shares(NamedTuple):
+    """Parts of the steps' time, which add up to all of it: something is computed, something is only communicated, or neither."""
 
     compute: float
     exposed: float
     idle: float
-
-    @property
-    def total(self) -> float:
-        return self.compute + self.exposed + self.idle
 
 
 def shares(
@@ -55,7 +44,7 @@ def shares(
     communication: Iterable[Interval],
     calls: Iterable[Interval] = (),
 ) -> Shares:
-    """Divide the time of steps. Intervals of one kind may overlap; what is outside of the steps does not count.
+    """Divide the time of steps. Intervals of one kind may overlap; time outside of the steps does not count.
 
     Args:
         calls: communication by the one thread that would compute. A computation around it is an operator that waits.
@@ -68,7 +57,7 @@ def shares(
         for time, change in zip(interval, (1, -1), strict=True)
     )
     open_now = [0] * len(kinds)
-    found = {"compute": 0.0, "exposed": 0.0, "idle": 0.0}
+    found = Shares(0.0, 0.0, 0.0)._asdict()
     before = 0.0
     for time, kind, change in ends:
         is_step, is_call, is_compute, is_communication = open_now
@@ -81,24 +70,25 @@ def shares(
 
 
 def read_shares(path: Path, *, on_gpu: bool) -> Shares:
-    """The shares of a Chrome trace of torch.profiler, compressed by gzip, in µs."""
+    """Return the shares of torch.profiler's Chrome trace, compressed by gzip, in µs."""
     with gzip.open(path) as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    trainer = {event["tid"] for event in events if event["name"].startswith(STEP)}  # the thread that trains
+    trains = {event["tid"] for event in events if event["name"].startswith(STEP)}
     by_host = "|".join(name for name in Backend.backend_list if name != "nccl")  # NCCL's kernels tell
 
-    def those(kinds: tuple[str, ...], name: str, threads: set[int] | None = None) -> list[Interval]:
-        """Events of these categories, whose name begins so, by any or some threads."""
+    def intervals(categories: tuple[str, ...], name: str, threads: set[int] | None = None) -> list[Interval]:
+        """Return when events ran, of these categories, with names that begin so, in these threads (None: in any)."""
         return [
             (event["ts"], event["ts"] + event["dur"])
             for event in events
-            if event.get("cat") in kinds
+            if event.get("cat") in categories
             and re.match(name, event["name"])
             and (threads is None or event["tid"] in threads)
         ]
 
-    steps = those(_ANNOTATIONS, STEP)
-    collectives = those(_ANNOTATIONS, f"({by_host}):[^:]")  # gloo:all_reduce
+    steps = intervals(_ANNOTATIONS, STEP)
+    collectives = intervals(_ANNOTATIONS, f"({by_host}):[^:]")  # gloo:all_reduce
     if on_gpu:
-        return shares(steps, those(_ON_DEVICE, "(?!nccl)"), [*those(_ON_DEVICE, "nccl"), *collectives])
-    return shares(steps, those(_OPERATORS, _OPERATOR, trainer), collectives, those(_OPERATORS, _CALL, trainer))
+        return shares(steps, intervals(_ON_DEVICE, "(?!nccl)"), [*intervals(_ON_DEVICE, "nccl"), *collectives])
+    calls = intervals(_OPERATORS, _CALL, trains)
+    return shares(steps, intervals(_OPERATORS, _OPERATOR, trains), collectives, calls)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from runner.base.quantities import clock_text
 from runner.launch.launcher_processes import on_terminal
@@ -16,28 +15,18 @@ _BEAT_ON_TERMINAL = 10.0
 _BEAT_ELSEWHERE = 60.0
 
 
-class ProgressDisplay(Protocol):
-    """A display of the training's progress."""
+class ProgressDisplay:
+    """Shows the training's progress. This one, of a silent rank, shows nothing."""
 
     def step(self, epoch: int, step: int, loss: float | None) -> None:
-        """A step of this epoch (the first is 1) is done; the loss is the last one known."""
+        """Show that a step of this epoch (the first is 1) is done; the loss is the last one known."""
 
     def line(self, text: str) -> None:
         """Print a line that stays on the screen."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def step(self, epoch: int, step: int, loss: float | None) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
-
-
 @dataclass
-class Lines:
+class Lines(ProgressDisplay):
     """Prints lines, and a line of progress when nothing was printed for ``beat`` seconds."""
 
     epochs: int
@@ -53,12 +42,12 @@ class Lines:
         now = self.clock()
         if now - self._last < self.beat or step == self.steps:
             return
+        whole, left = "", ""
+        if self.steps is not None:
+            seconds = (now - self._start) / (step - self.done) * (self.steps - step)
+            whole, left = f"/{self.steps}", f"  {clock_text(seconds)} left"
         known = "" if loss is None else f"  loss {loss:.4g}"
-        if self.steps is None:
-            self.line(f"epoch {epoch}/{self.epochs}  step {step}{known}")
-            return
-        left = (now - self._start) / (step - self.done) * (self.steps - step)
-        self.line(f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}{known}  {clock_text(left)} left")
+        self.line(f"epoch {epoch}/{self.epochs}  step {step}{whole}{known}{left}")
 
     def line(self, text: str) -> None:
         print(text, flush=True)
@@ -67,14 +56,14 @@ class Lines:
 
 @contextmanager
 def show_progress(*, visible: bool, epochs: int, steps: int | None, done: int) -> Iterator[ProgressDisplay]:
-    """A bar, lines, or nothing on silent ranks.
+    """Show a bar on a terminal, and lines elsewhere; nothing on silent ranks.
 
     Args:
-        steps: of the whole training; None if that is not known.
-        done: steps that were done before, in a resumed training.
+        steps: the number of steps of the whole training; None if that is not known.
+        done: the number of steps that were done before, in a resumed training.
     """
     if not visible:
-        yield Silent()
+        yield ProgressDisplay()
     elif not on_terminal(in_place=True):
         yield Lines(epochs, steps, done, _BEAT_ON_TERMINAL if on_terminal() else _BEAT_ELSEWHERE)
     else:
@@ -86,7 +75,7 @@ def show_progress(*, visible: bool, epochs: int, steps: int | None, done: int) -
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task("", total=steps, completed=done)
 
-            class Bar:
+            class Bar(ProgressDisplay):
                 def step(self, epoch: int, step: int, loss: float | None) -> None:
                     progress.update(bar, description=f"epoch {epoch}/{epochs}", completed=step)
 

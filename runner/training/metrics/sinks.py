@@ -29,11 +29,11 @@ class StepRecord:
     units_per_s: float | None = None  # of what the workload counts, if that is not samples: tokens
     tflops_per_rank: float | None = None  # 10^12 floating-point operations of the model per second
     mfu: float | None = None  # the share of what the device can do (model FLOPs utilisation)
-    # What rank 0 takes, in the last record of those that are written together (usage.Usage).
-    cpu: float | None = None  # percent of a core
+    # What rank 0 uses, in the last of the records that are written together.
+    cpu: float | None = None  # percent of a core, since the last reading
     memory: float | None = None  # bytes
-    gpu: float | None = None  # percent of the time
-    gpu_memory: float | None = None  # bytes
+    gpu: float | None = None  # percent of the time of the last second or less (NVML)
+    gpu_memory: float | None = None  # bytes in use on it, by all processes
     val_loss: float | None = None
     val_accuracy: float | None = None
     more: dict[str, float] = field(default_factory=dict)  # what run.log() was given, and val_NAME of the task's metrics

@@ -1,15 +1,36 @@
-"""How fast a training is: samples, what they consist of, and floating-point operations per second."""
+"""The speed of a training: samples, the task's units, and floating-point operations per second."""
 
 from __future__ import annotations
+
+import re
 
 import torch
 
 from runner.parallel.task import Task
-from runner.training.metrics.datasheets import peak_of
+
+# Dense operations per second in bf16 (on a V100, which has no bf16, in fp16) by words of the name that torch gives a device, from the
+# makers' data sheets (SXM if there are two). The first words that are in the name count. A rank has half an MI250X: one of its two dies.
+_PEAKS = {
+    "B200": 2250e12,
+    "H100 PCIe": 756.5e12,
+    "H100 NVL": 835.5e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A40": 149.7e12,
+    "A10": 125e12,
+    "V100": 125e12,
+    "A100": 312e12,
+    "H100": 989.5e12,
+    "H200": 989.5e12,
+    "GH200": 989.5e12,
+    "MI250X": 191.5e12,
+    "MI300X": 1307.4e12,
+}
 
 
 def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -> dict[str, float]:
-    """The speeds of all ranks together, for a record: ``samples_per_s``, and others if the task says what they need.
+    """Return the speeds of all ranks together, for a record: ``samples_per_s``, and others if the task says what they need.
 
     MFU is the model's operations (none counted twice that activation checkpointing repeats) over those of the device's peak:
     Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, appendix B.
@@ -18,13 +39,13 @@ def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -
     if task.units_per_sample > 1:
         found["units_per_s"] = samples_per_s * task.units_per_sample
     if task.flops_per_sample is not None:
-        found["tflops_per_rank"] = samples_per_s * task.flops_per_sample / ranks / 1e12
-        if (peak := peak_tflops(device)) is not None:
-            found["mfu"] = found["tflops_per_rank"] / peak
+        flops = samples_per_s * task.flops_per_sample / ranks
+        found["tflops_per_rank"] = flops / 1e12
+        if device.type == "cuda" and (peak := peak_of(torch.cuda.get_device_name(device))) is not None:
+            found["mfu"] = flops / peak
     return found
 
 
-def peak_tflops(device: torch.device) -> float | None:
-    """Return the device's peak performance, in 10^12 dense operations per second in half precision; None if it is not known."""
-    peak = peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return peak / 1e12 if peak is not None else None
+def peak_of(name: str) -> float | None:
+    """Return the operations per second in half precision of a device with this name; None if they are not known."""
+    return next((peak for words, peak in _PEAKS.items() if re.search(rf"\b{words}\b", name)), None)

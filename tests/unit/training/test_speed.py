@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.training.metrics.datasheets import peak_of
+from runner.training.metrics.speed import peak_of
 
 
 @pytest.mark.parametrize(

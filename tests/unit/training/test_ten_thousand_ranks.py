@@ -28,7 +28,7 @@ from runner.training.checkpoint.checkpoint_folder import Position, Saved, write_
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.shard_index import path_of
 from runner.training.data.feed import load_states, states_of
-from runner.training.metrics.meter import Meter, _Names
+from runner.training.metrics.meter import Meter, _check_names, _share_of
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
 from runner.versions.torch_private import FakeStore
@@ -143,8 +143,8 @@ def test_metrics_exchange_as_much_as_with_ten_ranks(part_of: Callable[[int, int]
         meter.count(32)
         (record,) = meter.records(pace)
         assert (record.loss, record.more) == (0.25, {"accuracy": 0.5, "norm": 2.0})
-        assert pace._of_all is not None
-        assert pace._of_all.rank == rank
+        assert pace.slowest is not None
+        assert pace.slowest[0] == rank
         assert pace.line() is None
         return exchange.received
 
@@ -155,10 +155,11 @@ def test_metrics_exchange_as_much_as_with_ten_ranks(part_of: Callable[[int, int]
 def test_equal_names_are_seen_to_be_equal_by_any_number_of_ranks(size: int) -> None:
     run: Any = SimpleNamespace(data_size=size)
     for number in range(200):
-        names, other = _Names(f"step +0: name{number}"), _Names(f"step +0: name{number + 1}")
-        names.compare([size * one for one in names.share()], run)
+        names = f"step +0: name{number}"
+        own, other = _share_of(names), _share_of(f"step +0: name{number + 1}")
+        _check_names(names, [size * one for one in own], run)
         with pytest.raises((AttributeError, ValueError)):  # there is no other rank to ask
-            names.compare([size * own + one - own for own, one in zip(names.share(), other.share(), strict=True)], run)
+            _check_names(names, [size * mine + one - mine for mine, one in zip(own, other, strict=True)], run)
 
 
 def write_shards(folder: Path) -> None:
