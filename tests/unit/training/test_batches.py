@@ -1,107 +1,187 @@
-"""Each rank's share of the data."""
+"""Each rank's share of data with keys: each sample once, on any number of ranks, from any place of the epoch on."""
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
-    Dataset,
     DistributedSampler,
-    IterableDataset,
+    RandomSampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
-    TensorDataset,
-    default_collate,
+    WeightedRandomSampler,
 )
 
 from runner.base.errors import UsageError
 from runner.training.data.feed import Batch
 from runner.training.data.feeds import order_of, with_batch_of
 from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import ShuffledOrder
-from runner.training.data.source import Source, length_of, source_of_test
+from runner.training.data.source import Source, source_of_test
 from runner.training.settings import Settings
-
-
-def feed(
-    data: Any, rank: int, size: int, each: int, workers: int = 0, *, seed: int = 7, collate: Any = default_collate
-) -> IndexedFeed:
-    order = ShuffledOrder(len(data), rank, size, each, seed, drop_last=True)
-    return IndexedFeed(data, order, Reading(num_workers=workers), collate)
-
-
-def steps(length: int, size: int, each: int, *, epoch: int = 0, skip: int = 0) -> list[set[int]]:
-    """The samples that all ranks together use in each step."""
-    data = TensorDataset(torch.arange(length))
-    ranks = []
-    for rank in range(size):
-        batches = feed(data, rank, size, each).batches(epoch, skip)
-        ranks.append([batch.value[0].tolist() for batch in batches])
-    assert len({len(batches) for batches in ranks}) == 1, "every rank takes the same number of steps"
-    return [{sample for batch in batches for sample in batch} for batches in zip(*ranks, strict=True)]
-
-
-@given(st.integers(4, 300), st.integers(1, 8), st.integers(0, 3))
-def test_global_batches_do_not_depend_on_the_number_of_ranks(length: int, each: int, epoch: int) -> None:
-    whole = 4 * each
-    if length < whole + 4:
-        length += whole + 4
-    on_one = steps(length, 1, whole, epoch=epoch)
-    assert all(len(batch) == whole for batch in on_one)
-    assert on_one == steps(length, 2, whole // 2, epoch=epoch) == steps(length, 4, each, epoch=epoch)
-
-
-def test_an_uneven_last_batch_is_not_trained_on() -> None:
-    assert [len(batch) for batch in steps(103, 2, 5)] == [10] * 10
-    assert len(steps(100, 3, 8)) == 4  # 33 samples each
-
-
-def test_an_epoch_can_be_taken_up_in_the_middle() -> None:
-    assert steps(103, 2, 5, skip=30) == steps(103, 2, 5)[3:]
-    assert steps(103, 4, 5, skip=40) == steps(103, 1, 20)[2:]
+from tests.unit.training.shares import EACH, feed, numbers, plain, samples, source, steps
 
 
 @given(st.data())
-def test_what_is_left_of_an_epoch_is_shared_equally_by_any_other_ranks(data: st.DataObject) -> None:
+def test_each_sample_comes_once_also_when_other_ranks_go_on(data: st.DataObject) -> None:
     """Stopped after some steps, and gone on with another number of ranks and another batch."""
-    size, each = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
-    new_size, new_each = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    size, each, new_size, new_each = (data.draw(st.integers(1, 6)) for _ in range(4))
     length = data.draw(st.integers(max(size * each, new_size * new_each), 300))
+    drop_last, epoch = data.draw(st.booleans()), data.draw(st.integers(0, 3))
+    given = source(train_data=plain(length), drop_last=drop_last)
+    whole = samples(given, size, each, epoch=epoch)
+    assert whole == samples(given, 1, size * each, epoch=epoch), "they do not depend on the number of ranks"
     done = data.draw(st.integers(0, length // (size * each)))
-    skip, whole = done * size * each, new_size * new_each
-    rest = steps(length, new_size, new_each, skip=skip)  # which sees that all ranks take equally many
-    assert len(rest) == (length - skip) // whole
-    assert all(len(batch) == whole for batch in rest)
-    used = [sample for batch in [*steps(length, size, each)[:done], *rest] for sample in batch]
-    assert len(used) == len(set(used)), "no sample comes twice"
-    assert rest == steps(length, 1, whole, skip=skip), "and they do not depend on the number of ranks"
+    used, step = done * size * each, new_size * new_each
+    rest = samples(given, new_size, new_each, epoch=epoch, used=used)
+    assert rest == samples(given, 1, step, epoch=epoch, used=used)
+    assert [len(one) for one in rest[:-1]] == [step] * (len(rest) - 1)
+    found = list(itertools.chain(*whole[:done], *rest))
+    assert len(found) == len(set(found)) == (length - (length - used) % step if drop_last else length)
 
 
 def test_epochs_are_shuffled_differently() -> None:
-    assert steps(100, 1, 10, epoch=0) != steps(100, 1, 10, epoch=1)
+    given = source(train_data=plain(100))
+    assert samples(given, 1, 10, epoch=0) != samples(given, 1, 10, epoch=1)
+
+
+def test_a_rank_without_samples_has_a_batch_that_does_not_count() -> None:
+    *_, last = steps(source(train_data=plain(9), drop_last=False), 4, 2)
+    assert [batch.samples for batch in last] == [1, 0, 0, 0]
+    assert [len(batch.value[0]) for batch in last] == [1, 1, 1, 1]
+
+
+def weighted(length: int) -> DataLoader[Any]:
+    sampler = WeightedRandomSampler([1.0 + number % 3 for number in range(length)], length)
+    return DataLoader(plain(length), EACH, sampler=sampler, drop_last=True)
+
+
+@given(st.integers(16, 80), st.integers(0, 2))
+def test_a_sampler_draws_the_same_on_any_number_of_ranks(length: int, epoch: int) -> None:
+    whole = samples(source(train_data=weighted(length)), 2, EACH, epoch=epoch)
+    torch.rand(5)  # other random numbers outside
+    assert whole == samples(source(train_data=weighted(length)), 1, 8, epoch=epoch)
+    assert whole[1:] == samples(source(train_data=weighted(length)), 2, EACH, epoch=epoch, used=8)
+
+
+@given(st.integers(16, 80), st.sampled_from([1, 2, 4]))
+def test_a_loader_that_shuffles_is_shuffled_as_the_data_itself(length: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    loader = DataLoader(plain(length), 4, shuffle=True, generator=generator, drop_last=True)
+    assert samples(source(train_data=loader), size, 4) == samples(source(train_data=plain(length)), size, 4)
+
+
+def test_a_loader_in_order_stays_in_order() -> None:
+    assert samples(source(train_data=DataLoader(plain(10), 2)), 2, 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class ByLength:
+    """A batch sampler: batches of one, two, three, one, … neighbours, in a random order."""
+
+    def __init__(self, length: int) -> None:
+        ends = [
+            0,
+            *itertools.takewhile(lambda end: end < length, itertools.accumulate(itertools.cycle([1, 2, 3]))),
+            length,
+        ]
+        self.batches = [list(range(*pair)) for pair in itertools.pairwise(ends)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self.batches[number] for number in torch.randperm(len(self.batches)).tolist())
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@given(st.integers(8, 80), st.sampled_from([1, 2, 3]), st.booleans())
+def test_each_rank_takes_every_nth_batch_of_a_batch_sampler(length: int, size: int, drop_last: bool) -> None:
+    given = source(train_data=plain(length), batch_sampler=ByLength(length), drop_last=drop_last)
+    alone = steps(given, 1, EACH, epoch=1)
+    whole = steps(given, size, EACH, epoch=1)
+    assert len(whole) == (len(alone) // size if drop_last else -(-len(alone) // size))
+    of_all = [numbers([batch]) for step in whole for batch in step if batch.samples]
+    assert of_all == [numbers(step) for step in alone[: len(of_all)]]
+    assert drop_last or sorted(itertools.chain(*of_all)) == list(range(length))
+    assert samples(given, size, EACH, epoch=1, used=size) == list(map(numbers, whole[1:]))
+
+
+def test_a_distributed_sampler_is_used_as_it_is() -> None:
+    data = plain(16)
+    loaders = [
+        DataLoader(data, 2, sampler=DistributedSampler(data, num_replicas=2, rank=rank, seed=1)) for rank in range(2)
+    ]
+    own = feed(source(train_data=loaders[1]), 1, 2, 2)
+    found = [batch.value[0].tolist() for batch in own.batches(3, 0)]
+    loaders[1].sampler.set_epoch(3)  # type: ignore[attr-defined]
+    assert found == [batch[0].tolist() for batch in loaders[1]]
+    assert [batch.value[0].tolist() for batch in own.batches(3, 8)] == found[2:]
+    with pytest.raises(
+        UsageError, match=r"DistributedSampler is of rank 1 of 2, and this is data-parallel rank 1 of 4"
+    ):
+        order_of(source(train_data=loaders[1]), 1, 4, Settings(batch_size=2))
+
+
+def test_a_sampler_with_replacement_is_the_users() -> None:
+    sampler = RandomSampler(plain(8), replacement=True, num_samples=20)
+    found = steps(source(train_data=DataLoader(plain(8), 2, sampler=sampler)), 2, 2)
+    assert [batch.all_samples for batch, _ in found] == [4] * 5
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(8))
+
+
+def test_a_sampler_without_an_end_is_read_as_far_as_it_is_asked() -> None:
+    loader: Any = DataLoader(plain(8), 3, sampler=Endless())  # type: ignore[arg-type]  # torch takes it
+    order = order_of(source(train_data=loader), 1, 2, Settings(batch_size=3, max_steps=5))
+    assert order.steps(0) is None
+    places = list(itertools.islice(order.places(0, 6), 2))
+    assert [one.batch.value for one in places] == [[7, 1, 3], [5, 7, 1]]
+    assert [(one.batch.used, one.batch.is_last) for one in places] == [(12, False), (18, False)]
+
+
+class OwnOrder:
+    """A sampler whose order another process cannot draw again."""
+
+    def __init__(self, start: int) -> None:
+        self.orders = itertools.count(start)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[int]:
+        start = next(self.orders)
+        return iter([(start + number) % 8 for number in range(8)])
+
+
+def test_an_epoch_goes_on_by_the_order_that_it_began_with() -> None:
+    first, again, other = (feed(source(train_data=plain(8), sampler=OwnOrder(start)), 0, 1, 2) for start in (0, 0, 3))
+    next(first.batches(1, 0))
+    for one in (again, other):
+        one.resumed = first.state
+    assert next(again.batches(1, 2)).value[0].tolist() == [2, 3]
+    with pytest.raises(
+        UsageError, match="--resume: the sampler draws other keys for epoch 2 than in the run that began it"
+    ):
+        other.batches(1, 2)
+    assert next(other.batches(2, 0)).value[0].tolist() == [4, 5], "another epoch is begun anew"
 
 
 def evaluated(data: Any, rank: int, size: int, batch: int = 1) -> list[Batch]:
     """What a rank evaluates."""
-    options, task = Settings(batch_size=batch), SimpleNamespace(train_data=None, test_data=data, collate_fn=None)
-    source = source_of_test(task)  # type: ignore[arg-type]  # as far as data is concerned
-    own = with_batch_of(source, options)
-    order = order_of(source, rank, size, own)
-    feed = IndexedFeed(source.data, order, Reading(), source.collate)
-    return list(feed.batches(0, 0))
+    task: Any = SimpleNamespace(train_data=None, test_data=data, collate_fn=None)
+    given = source_of_test(task)
+    order = order_of(given, rank, size, with_batch_of(given, Settings(batch_size=batch)))
+    return list(IndexedFeed(given.data, order, Reading(), given.collate).batches(0, 0))
 
 
 def seen_by_all(make: Callable[[int], Any], size: int, batch: int = 1) -> list[int]:
@@ -113,7 +193,7 @@ def seen_by_all(make: Callable[[int], Any], size: int, batch: int = 1) -> list[i
 
 @given(st.integers(1, 50), st.integers(1, 7), st.integers(1, 9))
 def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -> None:
-    data = TensorDataset(torch.arange(length))
+    data = plain(length)
     assert seen_by_all(lambda rank: data, size, batch) == list(range(length))
     batches = evaluated(data, 0, 1, batch)
     assert [len(one.value[0]) for one in batches[:-1]] == [batch] * (len(batches) - 1)
@@ -123,7 +203,7 @@ def test_evaluation_sees_every_sample_once(length: int, size: int, batch: int) -
 def test_evaluation_takes_what_a_loader_gives(data: st.DataObject) -> None:
     """Its sampler, its batches, and what it drops; of a DistributedSampler no sample twice."""
     length, size = data.draw(st.integers(6, 40)), data.draw(st.integers(1, 4))
-    whole = TensorDataset(torch.arange(length))
+    whole = plain(length)
     draw = data.draw(st.sampled_from(["sampler", "shuffle", "batches", "items", "distributed"]))
     drop_last = data.draw(st.booleans()) and draw in ("sampler", "shuffle")
     kept = range(length // 2, length) if draw == "sampler" else range(length)
@@ -144,7 +224,7 @@ def test_evaluation_takes_what_a_loader_gives(data: st.DataObject) -> None:
 
 
 def test_a_test_loader_that_gives_nothing_is_refused() -> None:
-    few = DataLoader(TensorDataset(torch.arange(5)), 8, drop_last=True)
+    few = DataLoader(plain(5), 8, drop_last=True)
     with pytest.raises(UsageError, match="5 samples on 1 data-parallel ranks are 5 each, less than one batch of 8"):
         evaluated(few, 0, 1)
 
@@ -153,85 +233,4 @@ def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:
     with pytest.raises(
         UsageError, match=r"10 samples on 4 data-parallel ranks are 2 each, less than one batch of 5.*--batch-size 2"
     ):
-        order_of(Source(data=TensorDataset(torch.arange(10))), 0, 4, Settings(batch_size=5))
-
-
-def test_data_without_a_length_is_refused_in_one_line() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-    with pytest.raises(UsageError, match="Stream has no length"):
-        length_of(Stream())
-
-
-class Asked(TensorDataset):
-    """Its own code is to be called for each sample."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        assert isinstance(index, int)
-        (value,) = super().__getitem__(index)
-        return (value + 1000,)
-
-
-class AskedForAll(Asked):
-    """torch's protocol for a whole batch."""
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, ...]]:
-        return [(self.tensors[0][index] + 2000,) for index in indices]
-
-
-@pytest.mark.parametrize(
-    ("data", "more"),
-    [
-        (TensorDataset(torch.arange(8)), 0),
-        (Asked(torch.arange(8)), 1000),
-        (AskedForAll(torch.arange(8)), 2000),
-        (Subset(Asked(torch.arange(16)), range(8)), 1000),
-        (Subset(AskedForAll(torch.arange(16)), range(8)), 2000),
-        (ConcatDataset([Asked(torch.arange(5)), Asked(torch.arange(5, 8))]), 1000),
-    ],
-)
-def test_a_data_sets_own_code_is_called_as_torch_calls_it(data: Dataset[Any], more: int) -> None:
-    for batches in (feed(data, 0, 1, 4).batches(0, 0), evaluated(data, 0, 1, 3)):
-        assert sorted(int(value) for one in batches for value in one.value[0]) == list(range(more, more + 8))
-
-
-class Noisy(Dataset[Tensor]):
-    """Random numbers of every kind, and which sample it was."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([index, random.random(), float(numpy.random.rand()), float(torch.rand(()))])
-
-
-def noisy(workers: int, *, rank: int = 0, epoch: int = 0, skip: int = 0) -> list[Tensor]:
-    batches = feed(Noisy(), rank, 2, 4, workers, seed=5).batches(epoch, skip)
-    return [batch.value for batch in batches]
-
-
-def test_augmentation_depends_on_seed_place_and_rank_and_on_nothing_else() -> None:
-    whole = noisy(0)
-    random.seed(1)
-    torch.rand(3)
-    assert all(map(torch.equal, noisy(2), whole)), "by two processes"
-    assert all(map(torch.equal, noisy(2, skip=8), whole[1:])), "after a resume"
-    others = [*noisy(0, rank=1), *noisy(0, epoch=1)]
-    numbers = {number for batch in [*whole, *others] for number in batch[:, 1:].reshape(-1).tolist()}
-    assert len(numbers) == 3 * 3 * 12, "no two samples have the same"
-
-
-def test_reading_a_batch_leaves_the_random_numbers_outside_as_they_were() -> None:
-    def drawn() -> tuple[float, float, float]:
-        return random.random(), float(numpy.random.rand()), float(torch.rand(()))
-
-    batches = feed(Noisy(), 0, 1, 4).batches(0, 0)
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    expected = drawn()
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    numpy.random.set_state(states[2])
-    next(batches)
-    assert drawn() == expected
+        order_of(Source(data=plain(10)), 0, 4, Settings(batch_size=5))
