@@ -8,19 +8,18 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-_LISTED = (
-    1 << 16
-)  # numbers up to which all are shuffled as a list: it takes a millisecond, and any order is as likely as any other
-_ROUNDS = 6  # with functions that are random themselves four are enough (M. Luby and C. Rackoff, 1988)
+# Up to this many numbers are shuffled as a list, which takes a millisecond, and makes any order as likely as any other.
+_LISTED = 1 << 16
+_ROUNDS = 6  # four are enough if the functions are random themselves (M. Luby and C. Rackoff, 1988)
 _Numbers = NDArray[numpy.uint64]
 
 
 class Permutation:
     """An order of the numbers below ``length`` that depends on a key, of which any part can be read by itself.
 
-    A list of 10⁸ numbers would take gigabytes on each rank. A Feistel network of some rounds is a permutation of the numbers of
-    so many bits; applied again to those that are no less than ``length``, until they are, it is one of the numbers below it
-    ("cycle walking": J. Black and P. Rogaway, Ciphers with arbitrary finite domains, 2002). That takes two turns at most on average.
+    A list of 10⁸ numbers would take gigabytes on each rank. A Feistel network permutes the numbers of a given count of bits. It is
+    applied again to the results that are not below ``length`` ("cycle walking": J. Black and P. Rogaway, Ciphers with arbitrary finite
+    domains, 2002), which takes two turns at most on average.
     """
 
     def __init__(self, length: int, key: str) -> None:
@@ -36,7 +35,7 @@ class Permutation:
         self._masks = numpy.uint64((1 << (bits - bits // 2)) - 1), numpy.uint64((1 << bits // 2) - 1)
 
     def at(self, places: NDArray[Any]) -> NDArray[Any]:
-        """The numbers at these places of the order."""
+        """Return the numbers at these places of the order."""
         if self._list is not None:
             listed: NDArray[Any] = self._list[places]
             return listed
@@ -54,7 +53,7 @@ class Permutation:
 
 
 def _mixed(numbers: _Numbers) -> _Numbers:
-    """Numbers of which each bit depends on all bits of the given ones: the finalizer of MurmurHash3 (A. Appleby, 2008)."""
+    """Return numbers whose bits each depend on all bits of the given ones: the finalizer of MurmurHash3 (A. Appleby, 2008)."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         numbers ^= numbers >> numpy.uint64(33)
         numbers *= numpy.uint64(factor)

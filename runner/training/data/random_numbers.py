@@ -1,4 +1,4 @@
-"""Random numbers of a step. They are the same in an uninterrupted run and after a resume."""
+"""The random numbers of a step, which are the same in an uninterrupted run and after a resume."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _CPU = torch.device("cpu")
 
 
 def seed_random_numbers(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seed torch (CPU and device), ``random`` and NumPy for one step of one rank; takes about 10 µs.
+    """Seed torch (CPU and device), ``random`` and NumPy for one step of one rank, in about 10 µs.
 
-    So a checkpoint need not hold the generator states of every rank.
+    A checkpoint need not hold the generator states of every rank, because each step is seeded.
     """
     _seed_from(f"{seed} {step} {rank}", device)
 
 
 @contextmanager
 def own_random_numbers(source: str, device: torch.device = _CPU) -> Iterator[None]:
-    """Random numbers of all these kinds that depend on a text only; those outside continue as if none had been drawn inside."""
+    """Seed all these generators from a text; afterwards they continue as if no number had been drawn inside."""
     states = random_states(device)
     _seed_from(source, device)
     try:

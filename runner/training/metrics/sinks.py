@@ -15,11 +15,12 @@ from runner.base.formats import check_format
 from runner.training.checkpoint.writing import writing
 
 _FORMAT = 1  # of the lines
+_LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # if they are not known
 
 
 @dataclass(kw_only=True)
 class StepRecord:
-    """The record of one optimizer step. Loss is the mean over the global batch; the last step of an epoch also has the evaluation."""
+    """The record of an optimizer step. The loss is the mean over the global batch; the last step of an epoch has the evaluation, too."""
 
     step: int
     epoch: int  # the first is 1
@@ -39,15 +40,12 @@ class StepRecord:
     more: dict[str, float] = field(default_factory=dict)  # what run.log() was given, and val_NAME of the task's metrics
 
     def entries(self) -> dict[str, Any]:
-        """All of it by name."""
-        return {**{name: value for name, value in vars(self).items() if name != "more"}, **self.more}
+        """Return all values by name, known or not."""
+        return {name: value for name, value in vars(self).items() if name != "more"} | self.more
 
     def values(self) -> dict[str, float]:
         """Return the known values, by name."""
         return {name: value for name, value in self.entries().items() if name != "step" and value is not None}
-
-
-_LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # where they are not known
 
 
 class MetricsFile:
@@ -77,7 +75,7 @@ class MetricsFile:
 
 
 def lines_until(path: Path, step: int) -> list[str]:
-    """The lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped.
+    """Return the lines of a metrics file up to this step; lines that are no records, or were cut off, are skipped.
 
     Raises:
         UsageError: a later runner has written one.
@@ -95,7 +93,7 @@ def lines_until(path: Path, step: int) -> list[str]:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """JSON (RFC 8259), which has no NaN and no infinity. Speeds that a workload does not have, and the like, are left out."""
+    """Return JSON (RFC 8259), which has no NaN and no infinity, without the speeds and the like that are not known."""
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.items()
