@@ -47,7 +47,7 @@ _HOMES = {
     "Backend": C10D,
     # What a functional collective returns until somebody waits for it. Instead: none.
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives",
-    # Sees every operation, to count what is sent and kept. Documented, and in no public module. Instead: none.
+    # Sees every operation, to count the memory that it takes. Documented, and in no public module. Instead: none.
     "TorchDispatchMode": "torch.utils._python_dispatch",
     # Tensors without memory, by which plan follows a step. Documented, and in no public module. Instead: none.
     "FakeTensorMode": "torch._subclasses.fake_tensor",
@@ -64,9 +64,6 @@ COMPILER = "torch._dynamo"
 # The logger of remarks on how DTensors are gathered, and the placement that one of them is about. Instead: none.
 REDISTRIBUTION = "torch.distributed.tensor._redistribute"
 NORM_PLACEMENT = "_NormPartial"
-
-# The namespaces of the operators that communicate. Instead: none.
-COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 # Methods of torch's classes that a class derived from one replaces, where it stands: a process group's when it is given its name (the
 # MPI group has another beside it), a module's by which to(), half() and to_empty() change its tensors (Llama ties weights anew).
@@ -103,13 +100,6 @@ def rates_of(own: Iterable[Any]) -> Iterator[list[Any]]:
         if isinstance(one, LRScheduler):
             yield from (getattr(one, name, []) for name in ("base_lrs", "max_lrs", "_last_lr"))
             yield from rates_of(getattr(one, "_schedulers", ()))
-
-
-def process_group_named(name: Any) -> Any:
-    """The group that operators know by this name. Instead: none."""
-    from torch._C._distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(name)
 
 
 def rendezvous_handlers() -> dict[str, Callable[..., Iterator[Any]]]:
@@ -205,11 +195,6 @@ def values_of(sparse: Tensor) -> Tensor:
     return sparse._values()
 
 
-def indices_of(sparse: Tensor) -> Tensor:
-    """Return a sparse tensor's indices as they are. Instead: indices(), which refuses a tensor that is not coalesced."""
-    return sparse._indices()
-
-
 def change_tensors(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Change all tensors of a model, as to() and half() do. Instead: to(), which makes complex numbers real."""
     own: Any = model  # torch leaves the method untyped
@@ -283,11 +268,6 @@ def overflows(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> dict[torch.
 def flatten(mesh: DeviceMesh, name: str) -> None:
     """Give the mesh's dimensions together a name, by which its root finds them. Instead: none that a root finds."""
     mesh._flatten(name)
-
-
-def schema_of(operation: Any) -> Any:
-    """The name and the arguments of an operation that a dispatch mode sees. Instead: none."""
-    return operation._schema
 
 
 def identity_of(storage: torch.UntypedStorage) -> int:

@@ -14,8 +14,6 @@ from tests.terminal import on_terminal
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
 
-PARAMETERS = 8 * (16 * 64 + 64 + 64 * 16 + 16 + 16 * 8 + 8 + 8 * 2 + 2)  # bytes of divisible.py's model, in float64
-
 
 @pytest.mark.needs("mpi4py")
 def test_engines_train_the_same_model(tmp_path: Path) -> None:
@@ -51,16 +49,7 @@ def test_the_default_engines_train_llama_which_clips_gradients(tmp_path: Path) -
         assert engine["distance"] < 1e-12, engine["engine"]
 
 
-# engine: bytes that a rank sends per step, of 16 samples
-LAYOUTS = {
-    "ddp:gloo": PARAMETERS,  # an all-reduce among two: each sends as much as there is
-    # two all-gathers and a reduce-scatter of halves; and two numbers before each of four gathers, after the pass and the step
-    "fsdp:mpi4py": 1.5 * PARAMETERS + 6 * 2 * 8,
-    "tp2+fsdp:gloo": 16 * 16 * 8,  # the second layer's outputs are summed
-    "pp2:gloo": 16 * 64 * 8 + 8,  # the first layer's outputs are handed on; the loss and its weight are broadcast
-    "pp2+pp-schedule=zbv:mpi4py": None,
-    "local-sgd:gloo": (PARAMETERS + 8) / 8,  # an average every eight steps, and the samples that each rank has seen
-}
+LAYOUTS = ("ddp:gloo", "fsdp:mpi4py", "tp2+fsdp:gloo", "pp2:gloo", "pp2+pp-schedule=zbv:mpi4py", "local-sgd:gloo")
 
 
 @pytest.mark.needs("mpi4py")
@@ -78,10 +67,9 @@ def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     assert found["samples_per_step"] == 16
     assert "divisible, 2 ranks on 1 host, cpu, 16 samples per step of each engine" in done.stdout
     assert done.stdout.count("began") == 1
-    for name, sent in LAYOUTS.items():
+    for name in LAYOUTS:
         engine = engines[name]
         assert engine["ranks_agree"], name
-        assert engine["sent"] == pytest.approx(sent) if sent else engine["sent"] > 0
         if name == "local-sgd:gloo":
             assert engine["distance"] > 1e-6
         else:

@@ -48,7 +48,6 @@ def test_compare_by_it(tmp_path: Path) -> None:
         assert [engine["engine"] for engine in engines] == ["ddp:gloo", "horovod", "alone"]
         assert engines[1]["ranks_agree"]
         assert engines[1]["distance"] < 1e-12
-        assert engines[1]["sent"] == 21 * 8  # the gradients once: nothing goes through torch.distributed
 
 
 def test_bench_by_it(tmp_path: Path) -> None:

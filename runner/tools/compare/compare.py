@@ -12,9 +12,7 @@ ones bare knows --clip-norm, --compile and --precision bf16.
 
 All have the same model, data and seed, and the same samples in each step: --batch-size is that of data parallelism over
 all ranks, and where fewer ranks share the data, each takes more. A step's time is that of the slowest rank. "in comm." is
-a step's time minus that of a step in which every rank trains its share alone: communication, and waiting. "sent" is
-counted from the collectives that a step calls, as rings (of an all-reduce among n ranks, each sends 2(n-1)/n), for the rank
-that sends most; Horovod's is from the size of its gradients, and PowerSGD's is not counted.
+a step's time minus that of a step in which every rank trains its share alone: communication, and waiting.
 """
 
 from __future__ import annotations
@@ -215,7 +213,6 @@ def _comparisons(turns: Turns) -> list[Comparison]:
                 loss=entrant.loss,
                 ranks_agree=entrant.agree,
                 distance=entrant.distance,
-                sent=entrant.sent,
             )
         )
     return comparisons

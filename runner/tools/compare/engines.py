@@ -22,8 +22,7 @@ from runner.parallel.settings import ParallelSettings
 from runner.parallel.support import results
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
-from runner.tools.compare.choices import ALONE, BARE, LIBRARIES, Choice
-from runner.tools.compare.observing import all_reduce
+from runner.tools.compare.choices import ALONE, BARE, Choice
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 from runner.versions.torch_private import was_compiled
@@ -37,18 +36,12 @@ class Engine:
         step: trains on a batch; returns the rank's loss, detached.
         turn: context of each of its turns.
         prepare_evaluation: brings the weights to what an evaluation uses. Collective.
-        period: the number of steps after which what is sent repeats.
-        sent_by_library: bytes per step that a rank sends without torch.distributed.
-        is_counted: whether what is sent can be counted.
     """
 
     model: nn.Module
     step: Callable[[Any], Tensor]
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     prepare_evaluation: Callable[[], None] = lambda: None
-    period: int = 1
-    sent_by_library: float = 0.0
-    is_counted: bool = True
 
 
 def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine:
@@ -77,16 +70,8 @@ def build(choice: Choice, run: Run, task: Task, options: StepSettings) -> Engine
     backend = with_host_memory(choice.backend) if options.offload == "cpu" else choice.backend
     mesh = device_mesh(choice.layout, device.type, backend or None)
     trainer = make_trainer(task, Setting(device=device, dtype=dtype, mesh=mesh, options=options))
-    is_library = choice.kind in LIBRARIES
-    has_own_calls = options.comm_hook == "powersgd"  # its hook runs in other threads
     return Engine(
-        model=trainer.model,
-        step=trainer.step,
-        turn=connection.turn,
-        prepare_evaluation=trainer.share_buffers,
-        period=trainer.period,
-        sent_by_library=all_reduce(_gradient_bytes(trainer.model, options), run.size) if is_library else 0.0,
-        is_counted=not has_own_calls,
+        model=trainer.model, step=trainer.step, turn=connection.turn, prepare_evaluation=trainer.share_buffers
     )
 
 
@@ -121,11 +106,3 @@ def _bare(model: nn.Module, connection: Connection, task: Task, options: Paralle
         return loss.detach()
 
     return step
-
-
-def _gradient_bytes(model: nn.Module, options: StepSettings) -> int:
-    """Return the bytes of all gradients as a library sends them."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    narrow = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    dtype = narrow.get(options.comm_hook, trained[0].dtype)
-    return sum(parameter.numel() for parameter in trained) * dtype.itemsize

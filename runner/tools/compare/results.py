@@ -28,7 +28,6 @@ class Comparison:
     loss: float  # of the last step, mean over ranks
     ranks_agree: bool  # whether the weights are bit-equal on all ranks
     distance: float  # relative, from the first engine's weights
-    sent: float | None  # bytes per step, of the rank that sends most; None if they cannot be counted
 
 
 def print_results(
@@ -50,19 +49,18 @@ def print_results(
             Column(title="engine\n", cells=[*(c.engine for c in comparisons), *problems], justify="left"),
             column("samples/s\n", lambda c: f"{c.samples_per_s:.1f}"),
             column("step\n(ms)", lambda c: f"{1e3 * c.step:.2f}"),
-            column("10 % to\n90 % (ms)", lambda c: f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}", 4),
+            column("10 % to\n90 % (ms)", lambda c: f"{1e3 * c.step_low:.2f} to {1e3 * c.step_high:.2f}", 3),
             column(f"vs\n{comparisons[0].engine}", lambda c: f"{c.ratio:.2f}"),
-            column("lowest to\nhighest", lambda c: f"{c.ratio_low:.2f} to {c.ratio_high:.2f}", 3),
+            column("lowest to\nhighest", lambda c: f"{c.ratio_low:.2f} to {c.ratio_high:.2f}", 2),
             column("in comm.\n(ms)", of_exchange(lambda c: f"{1e3 * c.communication:.2f}")),
-            column("sent\n(MiB)", of_exchange(lambda c: "" if c.sent is None else f"{c.sent / 2**20:.3g}"), 2),
             column("memory\n(MiB)", lambda c: f"{c.memory / 2**20:.0f}", 1),
-            column("last loss\n", lambda c: f"{c.loss:.6f}", 5),
+            column("last loss\n", lambda c: f"{c.loss:.6f}", 4),
             Column(
                 title="weights\n",
                 cells=[*map(_agreement, comparisons), *("not trained" for _ in problems)],
                 justify="left",
             ),
-            column("off the\nfirst's", of_exchange(lambda c: f"{c.distance:.0e}" if c.distance else "0"), 6),
+            column("off the\nfirst's", of_exchange(lambda c: f"{c.distance:.0e}" if c.distance else "0"), 5),
         ],
     )
     print(f"\n{ALONE}: every rank for itself, nothing is exchanged")

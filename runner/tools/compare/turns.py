@@ -27,7 +27,6 @@ from runner.parallel.task import Task
 from runner.parallel.trees import to_device
 from runner.tools.compare.choices import ALONE, Choice
 from runner.tools.compare.engines import Engine, build
-from runner.tools.compare.observing import count_sent
 from runner.tools.tables.table import show_progress
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.random_numbers import random_states, set_random_states
@@ -51,7 +50,6 @@ class Entrant:
         problem: why it cannot be trained here; "" if it can.
         agree: whether all ranks have the same weights.
         distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
-        sent: bytes per step, of the rank that sends most; None if they cannot be counted.
     """
 
     choice: Choice
@@ -63,7 +61,6 @@ class Entrant:
     problem: str = ""
     agree: bool = True
     distance: float = 0.0
-    sent: float | None = None
 
 
 class Turns:
@@ -118,8 +115,6 @@ class Turns:
         if self._run.is_main:
             show_progress("")
         self._compare_weights()
-        for entrant in self._trained():
-            self._count_sent(entrant)
 
     def _trained(self) -> list[Entrant]:
         """Return the engines that can be trained."""
@@ -218,18 +213,6 @@ class Turns:
                 weights, entrant.agree = _weights(engine, places)
             reference = weights if reference is None else reference
             entrant.distance = float((weights - reference).norm() / reference.norm())
-
-    def _count_sent(self, entrant: Entrant) -> None:
-        """Do some more steps, to see what is sent. They come last, as they take longer."""
-        engine, batches = self._built[entrant.choice.name]
-        if not engine.is_counted:
-            return
-        with engine.turn():
-            with count_sent() as counter:
-                for _ in range(engine.period):
-                    engine.step(next(batches))
-            own = counter.sent / engine.period + engine.sent_by_library
-            (entrant.sent,) = largest([own], self._run.device)
 
 
 @torch.no_grad()
