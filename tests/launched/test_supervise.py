@@ -53,9 +53,6 @@ def test_a_killed_job_goes_on_and_the_same_failure_twice_ends_it(tmp_path: Path)
     assert [one["number"] for one in attempts(tmp_path)] == [1, 2, 3, 4]
     assert [one["what"] for one in attempts(tmp_path)][2:] == ["ValueError: odd"] * 2
     assert "supervise: attempt 4 ended with code 1 after " in done.stderr
-    report = run(*RUNNER, "supervise", "--report", str(tmp_path / "log")).stdout
-    assert "started again" in report
-    assert "rank 1 on " in report
 
 
 def test_what_a_restart_does_not_mend_is_not_started_again(tmp_path: Path) -> None:

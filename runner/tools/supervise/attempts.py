@@ -61,19 +61,6 @@ class Attempt:
         return self.code
 
 
-def read_attempts(log: Path) -> list[Attempt]:
-    """Return the attempts in a log. A line that was cut off, or is another version's, is skipped.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    attempts = []
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, TypeError):
-            attempts.append(Attempt(**json.loads(line)))
-    return attempts
-
-
 class SignalRelay:
     """Signals to this process: passed on to the launcher, while one runs."""
 

@@ -2,7 +2,6 @@
 
     python -m runner supervise -- mpirun -np 4 python -m runner train.py
     python -m runner supervise --max-restarts 9 -- srun python -m runner a.py
-    python -m runner supervise --report supervise        what happened
 
 With a workload, give it --resume auto.
 
@@ -30,8 +29,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import datetime
-from functools import cache
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
@@ -39,15 +36,14 @@ from runner.base.command_name import places_in
 from runner.base.environment import unset_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.locks import held
-from runner.base.quantities import nonempty_path, not_negative, positive, positive_float
+from runner.base.quantities import nonempty_path, not_negative, positive
 from runner.job import Job
 from runner.launch.outer_job import places_of_step
 from runner.options.command import Request, parse
 from runner.options.parsing import Parser
 from runner.tools.registry import summaries
-from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, read_attempts, run_attempt
+from runner.tools.supervise.attempts import Attempt, SignalRelay, passing_signals_on, run_attempt
 from runner.tools.supervise.command_hosts import CommandHosts, read_hosts
-from runner.tools.tables.table import Column, print_columns
 from runner.training.settings import shared_in
 
 _LOG = "attempts.jsonl"
@@ -63,9 +59,6 @@ def supervise(job: Job, argv: list[str]) -> None:
     """
     del job
     given = _parser().parse_args(argv)
-    if given.report is not None:
-        _print_report(given.report / _LOG)
-        return
     given.log_dir = given.log_dir.resolve()  # the launcher may start the ranks in another folder
     end, place = _places_in(given.command)
     request = _request(given.command[place:])
@@ -150,17 +143,18 @@ def _only_one_in(folder: Path) -> Iterator[None]:
 
 
 def _earlier_attempts(log: Path) -> int:
-    """The number of the last attempt in a log, 0 if there is none.
+    """The number of attempts in a log, each of which has a line.
 
     Raises:
         UsageError: the log cannot be written.
     """
     try:
-        with open(log, "a+", encoding="utf-8") as file:
+        with open(log, "a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
-            if not file.read().endswith("\n") and file.tell():
+            text = file.read()
+            if text and not text.endswith("\n"):
                 file.write("\n")  # a line was cut off
-        return max((attempt.number for attempt in read_attempts(log)), default=0)
+            return len(text.splitlines())
     except OSError as error:
         raise UsageError(f"--log-dir: cannot write {log}: {error.strerror}", fix="name another folder") from None
 
@@ -171,7 +165,7 @@ def _note(log: Path, attempt: Attempt) -> None:
         with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
     except OSError as error:
-        _print_once(f"cannot write {log}: {error.strerror}; continuing without it")
+        _print(f"cannot write {log}: {error.strerror}; continuing without it")
 
 
 def _end_by(signals: list[int]) -> tuple[str, int]:
@@ -186,13 +180,6 @@ def _end_by(signals: list[int]) -> tuple[str, int]:
 def _parser() -> Parser:
     parser = Parser(prog="python -m runner supervise", description=__doc__)
     parser.add_argument("--max-restarts", type=not_negative, default=3, metavar="N", help="(default: 3)")
-    parser.add_argument(
-        "--min-uptime",
-        type=positive_float,
-        default=0.0,
-        metavar="SECONDS",
-        help="an attempt that ended sooner is not started again (default: 0)",
-    )
     parser.add_argument(
         "--spares",
         type=not_negative,
@@ -212,9 +199,6 @@ def _parser() -> Parser:
         default=Path("supervise"),
         metavar="DIR",
         help="on all hosts (default: supervise)",
-    )
-    parser.add_argument(
-        "--report", type=nonempty_path, nargs="?", const=Path("supervise"), metavar="DIR", help="print a table"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its launcher")
     return parser
@@ -287,8 +271,6 @@ def _reason_to_end(
         return f"the same error at the same step ({attempt.step}) as before"
     if is_again and is_workload and attempt.rank_code == EXIT_FAILURE:  # a script may have come further
         return "the same error before the first step, as before"
-    if attempt.seconds < given.min_uptime:
-        return f"it ended before --min-uptime {given.min_uptime:g}"
     if is_last:
         return f"--max-restarts {given.max_restarts} are over"
     return ""
@@ -313,26 +295,6 @@ def _without(hosts: CommandHosts, left_out: list[str], min_ranks: int | None) ->
     return "", f"started again without {without}, on {on}" + (f" with {ranks} ranks" if ranks is not None else "")
 
 
-def _print_report(log: Path) -> None:
-    """Print a row per attempt."""
-    try:
-        attempts = read_attempts(log)
-    except OSError as error:
-        raise UsageError(f"--report: cannot read {log}: {error.strerror}", fix="name supervise's --log-dir") from None
-    began = [datetime.fromtimestamp(one.began).strftime("%m-%d %H:%M:%S") for one in attempts]
-    causes = ["" if one.rank is None else f"rank {one.rank} on {one.host}: {one.what}" for one in attempts]
-    columns = [
-        Column(title="attempt", cells=[str(one.number) for one in attempts]),
-        Column(title="began", cells=began, justify="left"),
-        Column(title="seconds", cells=[f"{one.seconds:.1f}" for one in attempts]),
-        Column(title="code", cells=[str(one.code) for one in attempts]),
-        Column(title="step", cells=["" if one.step is None else str(one.step) for one in attempts]),
-        Column(title="cause", cells=causes, justify="left"),
-        Column(title="then", cells=[one.next for one in attempts], justify="left"),
-    ]
-    print_columns("", columns)
-
-
 def _cause(attempt: Attempt) -> str:
     if attempt.rank is None:
         return ""
@@ -341,8 +303,3 @@ def _cause(attempt: Attempt) -> str:
 
 def _print(text: str) -> None:
     print(f"supervise: {text}", file=sys.stderr, flush=True)
-
-
-@cache
-def _print_once(text: str) -> None:
-    _print(text)
