@@ -56,10 +56,9 @@ def test_what_needs_an_extra_names_it(lean: str, tmp_path: Path, arguments: list
     refused(mpirun(2, *RUNNER, *arguments, cwd=tmp_path, PYTHONPATH=lean), who, f"pip install {extra}")
 
 
-@pytest.mark.needs("plan")
 def test_a_plot_needs_matplotlib(lean: str, tmp_path: Path) -> None:
-    plan = ("plan", "workloads.mnist", "--gpus", "2", "--memory", "80GB", "--plot", "memory.png")
-    refused(run(*RUNNER, *plan, cwd=tmp_path, PYTHONPATH=lean), "--plot", "pip install matplotlib")
+    done = run(*RUNNER, "scale", "--plot", "both.png", "study.json", cwd=tmp_path, PYTHONPATH=lean)
+    refused(done, "--plot", "pip install matplotlib")
 
 
 def test_a_torchvision_that_does_not_fit_on_one_rank(tmp_path: Path) -> None:

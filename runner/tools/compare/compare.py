@@ -206,8 +206,6 @@ def _comparisons(turns: Turns) -> list[Comparison]:
                 step_low=seconds[len(seconds) // 10],
                 step_high=seconds[-1 - len(seconds) // 10],
                 ratio=statistics.median(ratios),
-                ratio_low=min(ratios),
-                ratio_high=max(ratios),
                 communication=max(0.0, step - by_itself),
                 memory=entrant.memory,
                 loss=entrant.loss,

@@ -203,6 +203,8 @@ class Turns:
 
     def _compare_weights(self) -> None:
         """Find whether ranks agree, and how far each engine's weights are from the first one's."""
+        # Nothing trains after this: torch's advice on how to gather a tensor with two kinds of shards helps nobody.
+        logging.getLogger(REDISTRIBUTION).setLevel(logging.ERROR)
         whole, _ = self._built[ALONE]
         places = {name: _as_row(weight).numel() for name, weight in whole.model.named_parameters()}
         reference = None
@@ -222,8 +224,7 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
     Args:
         places: the number of elements of each parameter, by name.
     """
-    with _without_advice():
-        own = {name: _as_row(full_tensor(weight.detach())) for name, weight in engine.model.named_parameters()}
+    own = {name: _as_row(full_tensor(weight.detach())) for name, weight in engine.model.named_parameters()}
     device = next(iter(own.values())).device
     elsewhere = -torch.inf  # another stage's
     row = torch.cat(
@@ -240,18 +241,6 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
 def _as_row(tensor: Tensor) -> Tensor:
     """All of its numbers; of complex ones both parts."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1).double()
-
-
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Without torch's warnings that a tensor with two kinds of shards is gathered in two calls."""
-    logger = logging.getLogger(REDISTRIBUTION)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _reset_peak(device: torch.device) -> int:

@@ -12,10 +12,6 @@ from runner.tools.plan.layouts import Candidate
 from runner.tools.plan.optimizers import StateRule
 from runner.tools.plan.tracing import Parameter
 
-# Bytes, for a model that cannot be followed: the "high-end estimate" of the course's 24 bytes per parameter. Weights, gradients
-# and Adam's state take the other 16.
-PER_PARAMETER_ACTIVATIONS = 8
-
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:

@@ -10,16 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from runner.base.errors import UsageError
-from runner.parallel.support import sparse_modules
 from runner.parallel.task import OptimizerFactory
 
-_TINY = (
-    2,
-    3,
-    5,
-    7,
-    11,
-)  # a parameter's dimensions: all different, so that a state's dimension shows which one it follows
+# A parameter's dimensions: all different, so that a state's dimension shows which one it follows.
+_TINY = (2, 3, 5, 7, 11)
 
 
 @dataclass(frozen=True)
@@ -73,10 +67,8 @@ def state_rule(factory: OptimizerFactory, model: nn.Module) -> StateRule:
     own = {id(made): names[key] for key, made in tiny.items()}
     try:
         optimizer = factory(list(tiny.values()))
-        sparse = {id(model.get_submodule(name).weight) for name in sparse_modules(model)}
-        for key, parameter in tiny.items():
-            gradient = torch.zeros_like(parameter)
-            parameter.grad = (gradient.to_sparse(1) if key in sparse else gradient) if parameter.requires_grad else None
+        for parameter in tiny.values():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()
     except UsageError:
         raise

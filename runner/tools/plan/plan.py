@@ -2,7 +2,7 @@
 
     python -m runner plan workloads.llama --size 7b --gpus 8 --memory 80GB
     python -m runner plan mywork --gpus 16 --nodes 2 --memory 40GB --pp 2
-    python -m runner plan mywork --gpus 8 --memory 24G --plot m.png
+    python -m runner plan mywork --gpus 8 --memory 24G --json m.json
 
 The tool needs no GPU and no memory for the model: it makes the model on torch's meta device, and follows a batch by its
 shapes. --batch-size and all other options of the workload count as in a run. A layout is a strategy (ddp, zero1, fsdp) with
@@ -49,11 +49,11 @@ def plan(job: Job, argv: list[str]) -> None:
         raise UsageError(
             f"--nodes {given.nodes} does not divide --gpus {given.gpus}", fix="give --gpus a multiple of --nodes"
         )
-    check_output(given.json, given.plot)
+    check_output(given.json, None)
     # After the checks, because these import torch.
     from runner.tools.plan.planner import MOST, Planner, fake_process_group
     from runner.tools.plan.ranking import reason
-    from runner.tools.plan.report import as_json, plot_plan, print_table
+    from runner.tools.plan.report import as_json, print_table
 
     for_workload = given_in(rest)
     planner = Planner(job, given.target, for_workload.parallel_values(), for_workload)
@@ -69,9 +69,7 @@ def plan(job: Job, argv: list[str]) -> None:
     usable = f"{size_text(limit)} of {size_text(given.memory)} each" if given.reserve else f"{size_text(limit)} each"
     title = f"{given.target}: {count:,} parameters, {cluster.gpus} GPUs{hosts} with {usable}"
     print_table(title, plans, why, limit)
-    _print_remarks(plans[0].problem, left_out)
-    if given.plot:
-        plot_plan(title, plans, limit, given.plot)
+    _print_left_out(left_out)
     if given.json:
         facts = {
             "workload": given.target,
@@ -88,8 +86,7 @@ def plan(job: Job, argv: list[str]) -> None:
             "left_out": left_out,
         }
         Path(given.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    for path in filter(None, (given.json, given.plot)):
-        print(f"wrote {path}")
+        print(f"wrote {given.json}")
 
 
 def _parser(argv: Sequence[str]) -> Parser:
@@ -110,7 +107,6 @@ def _parser(argv: Sequence[str]) -> Parser:
         help="of each GPU's memory, for allocators and libraries (default: %(default)g)",
     )
     parser.add_argument("--json", metavar="FILE", help="write all layouts and figures as one JSON object")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the memory of each layout (needs matplotlib)")
     add_full_help(parser)
     if wants(argv, "-h", "--help", ALL):  # they are the workload's
         add_options(parser, ParallelSettings, show="all" if wants(argv, ALL) else "some")
@@ -127,11 +123,9 @@ def _percent(text: str) -> float:
     return number
 
 
-def _print_remarks(problem: str, left_out: Counter[str]) -> None:
+def _print_left_out(left_out: Counter[str]) -> None:
     out = console()
-    if problem or left_out:
+    if left_out:
         out.print()
-    if problem:
-        out.print(f"activations are estimated as 8 bytes per parameter, as the model cannot be followed ({problem})")
     for reason, number in left_out.items():
         out.print(f"left out: {number} layout{'s' * (number > 1)}: {reason}", style="dim")

@@ -1,4 +1,4 @@
-"""The plan as a table, as JSON and as a picture."""
+"""The plan as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from runner.parallel.settings import ParallelSettings
 from runner.tools.plan.memory import Memory
 from runner.tools.plan.planning import Planned
 from runner.tools.plan.schedules import idle_share
-from runner.tools.tables.plot import draw_bars, draw_limit, new_figure
 from runner.tools.tables.table import Column, console, print_columns
 
 _ROWS = 20
-_BARS = 24
-_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered")  # of a GPU's memory
 
 
 def flags(one: Planned) -> str:
@@ -83,20 +80,3 @@ def as_json(one: Planned, limit: float) -> dict[str, Any]:
         "by_stage": [memory.as_dict() for memory in one.by_stage],
         "idle": idle_share(candidate.options),
     }
-
-
-def plot_plan(title: str, plans: Sequence[Planned], limit: float, path: str) -> None:
-    """Draw the memory of the first layouts, the best on the left."""
-    shown = plans[:_BARS]
-    unit, name = (1e9, "GB") if max(one.memory.total for one in shown) >= 1e8 else (1e6, "MB")
-    parts = {part: [getattr(one.memory, part) / unit for one in shown] for part in _PARTS}
-    figure, (axis,) = new_figure(1, inches=(max(8.0, 2.5 + 0.45 * len(shown)), 5.5))
-    draw_bars(axis, [one.candidate.name for one in shown], parts)
-    draw_limit(axis, limit / unit, f"limit: {size_text(limit)}")
-    axis.tick_params("x", labelrotation=60)
-    for label in axis.get_xticklabels():
-        label.set(ha="right", rotation_mode="anchor")
-    top = 1.05 * max(limit, *(one.memory.total for one in shown)) / unit
-    axis.set(title=title.replace(": ", "\n", 1), ylabel=f"memory per GPU ({name})", ylim=(0, top))
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path)

@@ -77,8 +77,7 @@ class Traced:
     """A model in the pieces that a pipeline may cut, in the order of calls."""
 
     parameters: list[list[Parameter]]
-    passes: list[Pass] | None  # None: the passes cannot be followed
-    problem: str = ""  # why
+    passes: list[Pass]
 
 
 @dataclass(frozen=True)
@@ -164,10 +163,6 @@ class Tracer:
             self._first(samples)  # outside of the mode: a data set may compute with what its tensors hold
             with sharded.mode:
                 return Traced(sharded.parameters, self._passes(sharded.model, options, samples, casts=casts))
-        except UsageError:  # this torch cannot follow it
-            raise
-        except Exception as error:  # of the model: what it does may depend on data
-            return Traced(sharded.parameters, None, described(error))
         finally:
             for unit, forward in zip(sharded.units, own, strict=True):
                 vars(unit).pop("forward", None)

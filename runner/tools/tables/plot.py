@@ -1,8 +1,8 @@
-"""Pictures of the tools: lines over x, and bars. matplotlib draws them without a display."""
+"""Pictures of the tools. matplotlib draws them without a display."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,18 +37,3 @@ def scale_by_two(axis: Any, label: str, ticks: Iterable[float], text: Callable[[
     axis.xaxis.set_major_formatter(lambda x, _: text(x))
     axis.set_xlabel(label)
     axis.grid(True, alpha=0.3)
-
-
-def draw_bars(axis: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], **style: Any) -> None:
-    """Draw a bar per name, with its parts on top of one another. A part that is zero everywhere has no label."""
-    below = [0.0] * len(names)
-    for label, heights in parts.items():
-        if any(heights):
-            axis.bar(range(len(names)), heights, bottom=below, alpha=0.85, label=label, **style)
-        below = [low + height for low, height in zip(below, heights, strict=True)]
-    axis.set_xticks(range(len(names)), names)
-
-
-def draw_limit(axis: Any, height: float, label: str) -> None:
-    """Draw a dashed line across the bars."""
-    axis.axhline(height, color="black", linestyle="--", linewidth=1, label=label)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from runner.tools.plan.layouts import Candidate, Cluster, candidates
 from runner.tools.plan.memory import Memory
 from runner.tools.plan.optimizers import state_rule
 from runner.tools.plan.planner import fake_process_group
-from runner.tools.plan.planning import Planned, check_supported, plan_layout
+from runner.tools.plan.planning import Planned, plan_layout
 from runner.tools.plan.ranking import ranked, reason
 from runner.tools.plan.report import flags
 from runner.tools.plan.schedules import idle_share, most_held
@@ -124,14 +123,12 @@ def test_the_state_of_an_optimizer_is_that_of_a_step(name: str) -> None:
 def test_activations_are_what_autograd_saves() -> None:
     tracer = Tracer(task(), torch.float32)
     traced = tracer.trace(ParallelSettings(), 8, casts_parameters=False)
-    assert traced.passes is not None
     inner, outer = 4 * 8 * 32, 4 * 8 * 16
     # The sum before the ReLU is not kept, its result is, and the layer's output, which the next one keeps.
     assert [one.kept for one in traced.passes[1:3]] == [inner + outer] * 2
     assert traced.passes[0].kept == inner + outer + 2 * outer  # and the batch
     again = ParallelSettings(activation_checkpointing="full")
     kept = Tracer(task(), torch.float32).trace(again, 8, casts_parameters=False).passes
-    assert kept is not None
     assert kept[1].kept == outer
     assert kept[1].temporary >= inner
 
@@ -142,7 +139,6 @@ def kept(layers: list[nn.Module], checkpointing: str = "none") -> list[int]:
     options = ParallelSettings(activation_checkpointing=checkpointing)
     tracer = Tracer(replace(task(nn.Sequential(*layers)), plan=plan), torch.float32)
     passes = tracer.trace(options, 8, casts_parameters=False).passes
-    assert passes is not None
     return [one.kept for one in passes]
 
 
@@ -151,9 +147,8 @@ OUTPUT = 4 * 8 * 16  # bytes of a layer's output
 
 def test_a_norm_and_dropout_keep_what_a_gpus_fused_kernels_keep() -> None:
     unit = nn.Sequential(nn.RMSNorm(16), nn.Dropout(0.1))
-    assert (
-        kept([nn.Linear(16, 16), unit, nn.Linear(16, 16)])[1] == 8 * 4 + 8 * 16 + OUTPUT
-    )  # a number per row, a byte per element
+    unit_kept = kept([nn.Linear(16, 16), unit, nn.Linear(16, 16)])[1]
+    assert unit_kept == 8 * 4 + 8 * 16 + OUTPUT  # a number per row, a byte per element
 
 
 def test_selective_recomputation_keeps_every_second_linear_layers_result() -> None:
@@ -167,7 +162,6 @@ def test_selective_recomputation_keeps_every_second_linear_layers_result() -> No
 def test_a_tensor_parallel_rank_has_a_part_of_each_layer() -> None:
     options = ParallelSettings(tp=4)
     traced = Tracer(task(), torch.float32).trace(options, 8, casts_parameters=False)
-    assert traced.passes is not None
     inner, outer = 4 * 8 * 32, 4 * 8 * 16
     assert traced.passes[1].kept == inner // 4 + outer
     shapes = {one.name: one.shape for one in traced.parameters[1]}
@@ -217,9 +211,9 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
     found = candidates(cluster, plan, ParallelSettings(), {"strategy": "ddp"}, batch=8)[0]
     for one in found:
         if one.options.tp < 8:
-            assert plan_layout(one, tracer, rule).problem == ""
+            plan_layout(one, tracer, rule)
         else:
-            with pytest.raises(UsageError, match="--tp 8: the model does not run with its layers sharded so"):
+            with pytest.raises(UsageError, match="plan cannot follow the model with --tp 8 by the shapes"):
                 plan_layout(one, tracer, rule)
 
 
@@ -227,72 +221,16 @@ def test_a_layout_in_which_the_model_does_not_run_is_none() -> None:
 def test_what_is_given_restricts_the_layouts() -> None:
     cluster = Cluster(gpus=8, hosts=2)
     assert {one.options.tp for one in every(cluster, tp=2)} == {2}
+    (across_hosts, *_) = every(Cluster(gpus=8, hosts=4), tp=4)  # as a run takes it if it is asked for
+    assert across_hosts.options.tp == 4
     assert [one.name for one in every(cluster, strategy="fsdp", tp=1, pp=1)] == ["fsdp 8", "fsdp 2×4", "fsdp 4×2"]
     assert {one.options.pp_schedule for one in every(cluster, pp=2, pp_schedule="gpipe")} == {"gpipe"}
 
 
-@pytest.mark.needs("plan of sharded layers")
-def test_tensor_parallelism_over_whole_hosts_is_planned_as_a_run_takes_it_where_it_is_asked_for() -> None:
-    cluster = Cluster(gpus=8, hosts=4)
-    (one, *_) = every(cluster, tp=4)
-    assert one.options.tp == 4
-    assert cluster.spans_hosts(one.layout, "tensor")
-
-
-class Turned(nn.Module):
-    """Has a complex weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(16, dtype=torch.complex64))
-
-    def forward(self, values: Tensor) -> Tensor:
-        return (values * self.weight).real
-
-
-@pytest.mark.usefixtures("eight_ranks")
-@pytest.mark.parametrize(
-    ("strategy", "precision", "is_refused"),
-    [("fsdp", "bf16", True), ("fsdp", "fp32", False), ("ddp", "bf16", False), ("ddp", "fp16", True)],
-)
-def test_complex_weights_are_refused_in_the_precisions_in_which_a_run_refuses_them(
-    strategy: str, precision: str, is_refused: bool
-) -> None:
-    tracer = Tracer(task(Turned), torch.float32)
-    layout = {"strategy": strategy, "precision": precision, "tp": 1, "pp": 1}
-    options = replace(ParallelSettings(), **layout)
-    (one, *_) = candidates(Cluster(gpus=8, hosts=1), Plan(), options, layout, batch=8)[0]
-    with pytest.raises(UsageError, match="weight is complex") if is_refused else nullcontext():
-        check_supported(one, tracer)
-
-
-@pytest.mark.needs("plan of sharded layers")
-@pytest.mark.usefixtures("eight_ranks")
-def test_an_optimizer_is_tried_once_for_all_layouts() -> None:
-    made = []
-
-    def factory(parameters: Any) -> torch.optim.Optimizer:
-        made.append(1)
-        return torch.optim.Adafactor(parameters)
-
-    tracer = Tracer(replace(task(), optimizer=factory), torch.float32)
-    layouts = candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"strategy": "fsdp"}, batch=8)[0]
-    assert len(layouts) > 1
-    for one in layouts:
-        with pytest.raises(UsageError, match="the optimizer cannot step parameters that are sharded among ranks"):
-            check_supported(one, tracer)
-    assert len(made) == 2  # with unsharded and with sharded parameters
-
-
-@pytest.mark.parametrize(
-    ("hosts", "plan", "given", "expected"),
-    [(1, PLAN, {"tp": 3}, r"tensor\(3\)"), (1, Plan(), {"tp": 2}, "Plan.tensor")],
-)
-def test_where_no_layout_is_possible_the_first_reason_is_said(
-    hosts: int, plan: Plan, given: dict[str, Any], expected: str
-) -> None:
+@pytest.mark.parametrize(("plan", "tp", "expected"), [(PLAN, 3, r"tensor\(3\)"), (Plan(), 2, "Plan.tensor")])
+def test_where_no_layout_is_possible_the_first_reason_is_said(plan: Plan, tp: int, expected: str) -> None:
     with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{expected}"):
-        candidates(Cluster(gpus=8, hosts=hosts), plan, ParallelSettings(), given, batch=32)
+        candidates(Cluster(gpus=8, hosts=1), plan, ParallelSettings(), {"tp": tp}, batch=32)
 
 
 @pytest.mark.needs("plan of sharded layers")
@@ -367,19 +305,16 @@ def test_the_simplest_that_fits_is_recommended(too_large: dict[str, int], recomm
     assert reason(plans, 100) == why + (f" (too much: {failed})" if failed else "")
 
 
-def test_if_nothing_fits_the_smallest_is_named() -> None:
-    cluster = Cluster(gpus=2, hosts=1)
-    plans = [planned(one, 200 + number) for number, one in enumerate(every(cluster))]
-    assert "the smallest, ddp 2, needs 200 B per GPU" in reason(ranked(plans, cluster, 100), 100)
-
-
 @pytest.mark.needs("plan of sharded layers")
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_no_model_and_no_optimizer_ends_it_in_a_traceback() -> None:
     found = {name: outcome(name) for name in CASES}
     assert {name: detail for name, (what, detail) in found.items() if what == "FAILS"} == {}
-    assert {name for name, (what, _) in found.items() if what == "refused"} == {"lazy", "LBFGS", "SparseAdam"}
+    assert {name for name, (what, _) in found.items() if what == "refused"} == {
+        *("lazy", "LBFGS", "SparseAdam", "sparse embedding", "sparse only")
+    }
     before_2_15 = () if release_of(torch.__version__) >= (2, 15) else ("Rprop",)
-    for name in ("sparse embedding", "integer", "Adafactor", *before_2_15):  # whose layouts a run would refuse
+    for name in ("integer", "Adafactor", *before_2_15):  # whose layouts a run would refuse
         assert "left out: 1 layout: " in found[name][1], name
+    assert "--precision bf16: factor is complex" in found["complex"][1]
     assert found["number"] == found["weight norm"] == found["old weight norm"] == ("planned", "")
