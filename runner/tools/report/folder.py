@@ -41,7 +41,6 @@ class RunFolder:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)  # name, size in bytes, time
     given: dict[str, str] = field(default_factory=dict)  # settings that differ from their defaults
     defaults: dict[str, str] = field(default_factory=dict)  # the other settings
-    traces: list[dict[str, float]] = field(default_factory=list)  # what --profile found, a row per rank
 
     def status(self, now: float) -> tuple[str, str]:
         """Return running, done, saved, failed, silent or unknown, and a few words about it."""
@@ -90,7 +89,6 @@ def read_run(folder: Path) -> RunFolder:
         checkpoints=_checkpoints(checkpoints) if checkpoints else [],
         given=given,
         defaults=defaults,
-        traces=_traces(checkpoints / "profile" / "shares.json") if checkpoints else [],
     )
 
 
@@ -182,11 +180,6 @@ def _settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
             if (found := re.fullmatch(r"(# )?([\w-]+) = (.*)", line)) and found[2] != "format":
                 (defaults if found[1] else given)[found[2]] = found[3]
     return given, defaults
-
-
-def _traces(path: Path) -> list[dict[str, float]]:
-    rows = _object(path).get("ranks")
-    return [numbers(one) for one in rows if isinstance(one, dict)] if isinstance(rows, list) else []
 
 
 def numbers(content: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.tools.report.folder import RunFolder, read_run
+from runner.tools.report.folder import read_run
 from runner.tools.report.page import page_of
 from tests.html_page import Page
 
@@ -62,7 +62,6 @@ def whole(tmp_path: Path) -> Path:
     leave_ranks(folder, late=2)
     leave_failure(folder, "failure-1.json")
     leave_lines(folder / "step-20" / "checkpoint.json", {})
-    leave_lines(folder / "profile" / "shares.json", {"ranks": [{"rank": 0, "step": 5.0, "compute": 4.5}]})
     (folder / "settings.toml").write_text('format = 1\n\n# training\nlr = 0.1\n# seed = 0\nstrategy = "fsdp"\n')
     facts = {"command": ["python", "-m", "runner", "train me.py"], "versions": {"torch": "2.9.0"}, "size": 4}
     leave_lines(folder / "run.json", facts)
@@ -84,7 +83,6 @@ def test_the_sections_figures_and_tables_of_a_run(whole: Path) -> None:
     assert ["restarts", "1"] in found.rows
     (latest,) = [row for row in found.rows if row[:2] == ["2", "node1"]]
     assert latest[2:] == ["50 %", "400", "300", "50", "0.5", "1.1 GB", "n/a", "n/a"]
-    assert ["0", "5", "4.5", "n/a", "n/a"] in found.rows
     assert ["1", "ValueError: odd", "all ranks started again", "7", "1", "node0"] in [row[:6] for row in found.rows]
     assert ["step-20", "3 B"] in [row[:2] for row in found.rows]
     assert [row for row in found.rows if row[0] in ("lr", "seed")] == [["lr", "0.1"], ["seed", "0"]]
@@ -226,9 +224,3 @@ def test_any_numbers_make_a_figure(values: list[float], tmp_path: Path) -> None:
     assert found.figures == ["实验"]
     assert "path" in found.tags
     assert "$" not in found.sections["training"]  # as in the formulas by which matplotlib writes powers
-
-
-def test_a_run_without_anything_but_its_name() -> None:
-    found = Page(page_of([RunFolder(name="empty", places=[])], NOW))
-    assert found.figures == []
-    assert "--log-dir" in found.sections["ranks"]
