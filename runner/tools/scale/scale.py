@@ -70,13 +70,15 @@ def scale(job: Job, argv: list[str]) -> None:
     given = _parser().parse_args(argv)
     words = given.command[1:] if given.command[:1] == ["--"] else given.command
     is_command = "--" in argv and argv[argv.index("--") + 1 :] == words
-    studies = [word for word in [given.plot, *words] if word and word.endswith(".json")]
-    is_plot = bool(studies) and all(word.endswith(".json") for word in words)
-    check_output(given.json, None if given.plot in studies else given.plot, csv=given.csv, latex=given.latex)
+    is_plot = bool(words) and all(word.endswith(".json") for word in words)
+    if is_plot and given.plot is None:
+        given.plot = "scale.png"
+    check_output(given.json, given.plot, csv=given.csv, latex=given.latex)
     if not os.access(os.getcwd(), os.W_OK):
         raise UsageError(f"{os.getcwd()} cannot be written", fix="start it in a folder that all hosts share")
     if is_plot:
-        _plot_studies(studies, None if given.plot in studies else given.plot)
+        plot_studies([(path.stem, read_study(path)) for path in map(Path, words)], given.plot)
+        print(f"wrote {given.plot}")
         return
     if not words:
         raise UsageError("name a workload or a script", fix="for example workloads.resnet or train.py")
@@ -100,28 +102,15 @@ def scale(job: Job, argv: list[str]) -> None:
         raise RunnerError("no size has been measured", fix="see the causes above")
 
 
-def _plot_studies(paths: Sequence[str], picture: str | None) -> None:
-    """Draw several studies into one picture."""
-    picture = picture or "scale.png"
-    check_output(None, picture)
-    plot_studies([(path.stem, read_study(path)) for path in map(Path, paths)], picture)
-    print(f"wrote {picture}")
-
-
 def _measure(study: Study, command: Sequence[str], hosts: Mapping[str, int], given: Namespace) -> None:
     """Run all sizes, in turn, so that a slow minute hits all of them."""
-    end, longest = time.monotonic() + 60 * given.minutes, dict[int, float]()
+    end = time.monotonic() + 60 * given.minutes
     for number in range(given.rounds):
-        for place, size in enumerate(study.sizes):
+        for size in study.sizes:
             if size.problem or (number and time.monotonic() > end):
                 continue
-            left = sum(longest.get(one.ranks, 0.0) for one in study.sizes[place:])
-            left += (given.rounds - 1 - number) * sum(longest.values())
-            about = f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left" if left else ""
-            show_progress(f"{size.ranks} ranks, round {number + 1} of {given.rounds}{about}")
-            began = time.monotonic()
+            show_progress(f"{size.ranks} ranks, round {number + 1} of {given.rounds}")
             ranks, size.problem = _run(command, size, hosts, StepsWanted(warmup=given.warmup, steps=given.steps))
-            longest[size.ranks] = max(time.monotonic() - began, longest.get(size.ranks, 0.0))
             if ranks:
                 _take(size, ranks, given.global_batch_size or (given.batch_size or 0) * size.ranks)
                 study.facts = study.facts | ranks[0].facts
