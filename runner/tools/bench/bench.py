@@ -72,13 +72,13 @@ def _parser() -> Parser:
         "--backend",
         type=_backends,
         metavar="NAME,…",
-        help=f"some of {', '.join(BACKENDS)} (default: all that can be used)",
+        help=f"backends: some of {', '.join(BACKENDS)} (default: all that can be used)",
     )
     parser.add_argument(
         "--min", type=size, default=1024, metavar="BYTES", help="smallest size, e.g. 8 or 4K (default: 1K)"
     )
     parser.add_argument("--max", type=size, default=16 << 20, metavar="BYTES", help="largest size (default: 16M)")
-    parser.add_argument("--factor", type=int, default=4, help="from one size to the next (default: 4)")
+    parser.add_argument("--factor", type=int, default=4, help="ratio of one size to the one before (default: 4)")
     parser.add_argument(
         "--rounds", type=int, default=7, help="measurements per size; the backends take turns (default: 7)"
     )

@@ -33,17 +33,17 @@ def checkpoint(job: Job, argv: list[str]) -> None:
         ("prune", _prune, "remove all but the newest that are intact, and the best"),
     ):
         command = commands.add_parser(name, help=title, description=title)
-        command.add_argument("folder", type=nonempty_path, metavar="DIR", help="of a training, or one checkpoint in it")
+        command.add_argument("folder", type=nonempty_path, metavar="DIR", help="a training's folder, or one checkpoint")
         command.set_defaults(work=work)
         if name == "export":
-            command.add_argument("file", type=nonempty_path, metavar="FILE", help="to write")
+            command.add_argument("file", type=nonempty_path, metavar="FILE", help="file to write")
         if name == "prune":
             command.add_argument(
                 "--keep",
                 type=positive,
                 required=True,
                 metavar="N",
-                help="the newest N that are intact stay, and damaged ones that are newer than these",
+                help="keep the newest N that are intact, and damaged ones that are newer",
             )
     given = parser.parse_args(argv)
     if job.rank == 0:

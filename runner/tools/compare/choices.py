@@ -1,4 +1,4 @@
-"""The engines that ``--engines`` names, checked against the job. Imports no torch."""
+"""The engines that ``--engines`` names, checked against the job. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Choice:
     """An engine.
 
     Attributes:
-        name: as it is shown; with its backend, if it has one.
+        name: its shown name, with its backend if it has one.
         kind: a strategy, ``bare`` or ``alone``.
-        flags: what a workload's options are for it, if its task depends on them.
-        backend: of its process groups; "" if it has none.
-        layout: which rank has which part of the model and the data.
+        flags: its options of a workload, if the task depends on them.
+        backend: backend of its process groups; "" if it has none.
+        layout: each rank's part of the model and the data.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Choice:
 
 
 def alone(job: Job) -> Choice:
-    """Every rank for itself."""
+    """Return the engine by which every rank trains for itself."""
     return Choice(name=ALONE, kind=ALONE, layout=lay_out(job.topology, Degrees.of(job.size)))
 
 
 @raised_on_all_ranks()
 def chosen(job: Job, wanted: Sequence[str] | None, arguments: Sequence[str]) -> list[Choice]:
-    """The engines that are asked for, or all with the whole model on every rank that can be used.
+    """Return the engines that are asked for, or all usable ones with the whole model on every rank.
 
     Args:
-        arguments: the workload's.
+        arguments: the workload's arguments.
 
     Raises:
         UsageError: there is no such engine, or it cannot be used here, or its options do not go together.
@@ -68,7 +68,7 @@ def chosen(job: Job, wanted: Sequence[str] | None, arguments: Sequence[str]) -> 
 
 @raised_on_all_ranks()
 def supported(choices: Sequence[Choice], options: ParallelSettings, *, asked_for: bool) -> list[Choice]:
-    """The engines, without DDP by hand if it does not know the workload's options.
+    """Return the engines, without DDP by hand if it does not know the workload's options.
 
     Args:
         asked_for: whether the user has named the engines.
@@ -86,7 +86,7 @@ def supported(choices: Sequence[Choice], options: ParallelSettings, *, asked_for
 
 
 def _unknown_by_hand(options: ParallelSettings) -> list[str]:
-    """The options, of those that differ from the defaults, that DDP by hand does not know."""
+    """Return the options that differ from their defaults, and that DDP by hand does not know."""
     known = ParallelSettings(
         clip_norm=options.clip_norm,
         compile=options.compile,
@@ -100,7 +100,7 @@ def _unknown_by_hand(options: ParallelSettings) -> list[str]:
 
 
 def _defaults(job: Job, arguments: Sequence[str]) -> Iterator[Choice]:
-    """The engines where the user names none: without a library that does not support the workload's options."""
+    """Yield the default engines, without a library that does not support the workload's options."""
     network = network_backend(job)
     faster = [name for name in BACKENDS if name not in network_backends().values()]
     for name in (network, *faster, *LIBRARIES):
@@ -137,7 +137,7 @@ def _choice(job: Job, text: str, arguments: Sequence[str]) -> Choice:
 
 
 def _read(text: str, how: str) -> tuple[str, list[str]]:
-    """The kind, and a workload's other options, of ``fsdp+tp2+pp-schedule=zbv``."""
+    """Return the kind and a workload's other options for ``fsdp+tp2+pp-schedule=zbv``."""
     kinds, flags = [], []
     for part in how.split("+"):
         if part in KINDS:

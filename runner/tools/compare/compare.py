@@ -131,7 +131,7 @@ def _parser() -> Parser:
         "by all backends, Horovod and bare, as far as they can be used)",
     )
     parser.add_argument("--strategy", "--tp", "--pp", "--replicate", dest="layout", help=SUPPRESS)
-    parser.add_argument("--steps", type=positive, default=60, help="that each engine does at least (default: 60)")
+    parser.add_argument("--steps", type=positive, default=60, help="steps per engine, at least (default: 60)")
     parser.add_argument(
         "--rounds", type=positive, default=6, help="measurements per engine; the engines take turns (default: 6)"
     )
@@ -187,7 +187,7 @@ def _captured(module: ModuleType, run: Run, arguments: Sequence[str]) -> tuple[T
 
 
 def _comparisons(turns: Turns) -> list[Comparison]:
-    """The results of all engines that could be trained, ``alone`` last."""
+    """Return the results of all engines that could be trained, ``alone`` last."""
     entrants = [entrant for entrant in turns.entrants if not entrant.problem]
     by_itself, first = statistics.median(chain.from_iterable(entrants[-1].seconds)), entrants[0]
     comparisons = []

@@ -44,9 +44,9 @@ class Entrant:
     """An engine, what it trains, and its results, which are the same on all ranks.
 
     Attributes:
-        seconds: of each step, of the slowest rank; a list per round.
-        memory: rise of the peak in bytes, of the largest rank.
-        loss: of the last step, mean over ranks.
+        seconds: time of each step on the slowest rank, a list per round.
+        memory: rise of the peak in bytes on the largest rank.
+        loss: loss of the last step, mean over ranks.
         problem: why it cannot be trained here; "" if it can.
         agree: whether all ranks have the same weights.
         distance: ‖w - w₁‖ ÷ ‖w₁‖, from the first engine's weights.
@@ -67,7 +67,7 @@ class Turns:
     """Trains by each engine in turn.
 
     Attributes:
-        samples: in the first step, of all ranks; the same for each engine.
+        samples: samples of all ranks in the first step, the same for each engine.
     """
 
     def __init__(self, run: Run, entrants: Sequence[Entrant], *, steps: int, rounds: int) -> None:
@@ -191,7 +191,7 @@ class Turns:
         entrant.loss = total / self._run.size
 
     def _batches(self, entrant: Entrant, dtype: torch.dtype | None) -> Iterator[Any]:
-        """The number of samples of all ranks in the first step, then an engine's batches without an end."""
+        """Yield the number of samples of all ranks in the first step, then an engine's batches without an end."""
         source = source_of(entrant.task)
         options = with_batch_of(source, entrant.options)
         feed = feed_of(self._run, source, options, entrant.choice.layout)
@@ -219,7 +219,7 @@ class Turns:
 
 @torch.no_grad()
 def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
-    """The whole model's parameters in a row, and whether all ranks that have one have the same. Collective.
+    """Return the whole model's parameters in a row, and whether all ranks that have one have the same. Collective.
 
     Args:
         places: the number of elements of each parameter, by name.
@@ -239,7 +239,7 @@ def _weights(engine: Engine, places: dict[str, int]) -> tuple[Tensor, bool]:
 
 
 def _as_row(tensor: Tensor) -> Tensor:
-    """All of its numbers; of complex ones both parts."""
+    """Return all numbers of a tensor in a row, both parts of complex ones."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1).double()
 
 
@@ -254,6 +254,6 @@ def _reset_peak(device: torch.device) -> int:
 
 
 def _from_status(field: str) -> int:
-    """A size in bytes from /proc/self/status."""
+    """Return a size in bytes from /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -124,7 +124,7 @@ def _perform(check: Check, job: Job, team: Team) -> None:
 
 
 def _problems(values: Sequence[Any], topology: Topology) -> str:
-    """The problems of the ranks, or an empty string."""
+    """Return the problems of the ranks in one line, or an empty string."""
     by_text: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         if value is None:

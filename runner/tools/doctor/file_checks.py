@@ -1,4 +1,4 @@
-"""The folder that the job works in."""
+"""Check of the folder that the job works in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLOW_OPEN = 0.02  # seconds; a local disk takes some 20 µs, a healthy parallel
 
 
 def working_folder(job: Job, team: Team) -> Verdict:
-    """Whether every host sees the same working folder, can write in it, and how long an open takes."""
+    """Check that every host sees the same working folder and can write in it, and time an open."""
     folder = Path.cwd()
     marker = folder / f".doctor-{secrets.token_hex(4)}"
     problem = _leave(marker) if job.rank == 0 else ""

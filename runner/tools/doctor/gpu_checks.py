@@ -14,7 +14,7 @@ from runner.tools.doctor.examine import Team, Verdict, counted, fail, grouped, o
 
 
 def gpus(job: Job, team: Team) -> Verdict:
-    """Whether each rank has a GPU of its own that torch can use, and whether NCCL and drivers are the same everywhere."""
+    """Check that each rank has its own GPU that torch can use, and that NCCL and drivers are the same everywhere."""
     own: dict[str, Any] = {"driver": "", "mig": False, "order": "", "torch": "", "nccl": ""}
     records = [of_record(record.resources) for record in job.topology.records]
     record = records[job.rank]
@@ -25,7 +25,7 @@ def gpus(job: Job, team: Team) -> Verdict:
 
 
 def judge_gpus(job: Job, records: Sequence[Resources], found: Sequence[dict[str, Any]]) -> Verdict:
-    """The verdict on each rank's resources, and on what each rank found out."""
+    """Judge each rank's resources, and what each rank found out."""
     topology = job.topology
     if job.device == "cpu":
         return ok("not used: --device cpu")
@@ -83,7 +83,7 @@ def judge_gpus(job: Job, records: Sequence[Resources], found: Sequence[dict[str,
 
 
 def _judge_none(job: Job, records: Sequence[Resources]) -> Verdict:
-    """No rank sees a GPU: whether some were promised."""
+    """Judge a job in which no rank sees a GPU: some may have been promised."""
     fix = (
         "look at nvidia-smi or rocm-smi on that host; a container wants --nv or --rocm (Apptainer), --gpus all or "
         "--device (Docker)"
@@ -132,7 +132,7 @@ def _is_in_mig_mode(library: Any, uuid: str) -> bool:
 
 
 def _torch(device: str) -> dict[str, str]:
-    """Why torch cannot use the GPU ("" if it can), and the version of its NCCL."""
+    """Return why torch cannot use the GPU ("" if it can), and the version of its NCCL."""
     import torch
 
     try:

@@ -30,7 +30,7 @@ _MEMORY_FILES = (
 
 
 def cores(job: Job, team: Team) -> Verdict:
-    """Whether the launcher bound ranks to too few cores, and whether there are more threads than cores."""
+    """Check that the launcher bound ranks to enough cores, and that there are no more threads than cores."""
     team.gather("")
     bound = next((placement for placement in job.placements if placement.problem), None)
     if bound is not None:
@@ -59,7 +59,7 @@ def cores(job: Job, team: Team) -> Verdict:
 
 
 def numa(job: Job, team: Team) -> Verdict:
-    """Whether each rank's cores lie in one NUMA node, if there are at least as many ranks as nodes."""
+    """Check that each rank's cores lie in one NUMA node, if there are at least as many ranks as nodes."""
     nodes = _numa_nodes()
     own = os.sched_getaffinity(0)
     found = team.gather([len(nodes), sum(1 for node in nodes if node & own)])
@@ -86,7 +86,7 @@ def _numa_nodes() -> list[set[int]]:
 
 
 def memory(job: Job, team: Team) -> Verdict:
-    """Free memory per rank."""
+    """Check the free memory per rank."""
     return _per_rank(
         job,
         team.gather(_free_memory()),
@@ -115,7 +115,7 @@ def _free_memory() -> int:
 
 
 def shared_memory(job: Job, team: Team) -> Verdict:
-    """The shared memory by which ranks and data loader workers of a host exchange data."""
+    """Check the shared memory by which ranks and data loader workers of a host exchange data."""
     folder = "/dev/shm"  # noqa: S108 - no temporary file: this folder is checked
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize if os.access(folder, os.W_OK) else 0

@@ -22,7 +22,7 @@ _PACKAGES = ("torchvision", "numpy", *(backend.package for backend in backends()
 
 
 def launcher(job: Job, team: Team) -> Verdict:
-    """The launcher, and whether the MPI library belongs to it."""
+    """Check that the MPI library belongs to the launcher."""
     MPI = sys.modules.get("mpi4py.MPI")
     library = ""
     no_mpi = job.endpoint.mpi_unavailable
@@ -45,7 +45,7 @@ def launcher(job: Job, team: Team) -> Verdict:
 
 
 def ranks(job: Job, team: Team) -> Verdict:
-    """How many ranks are on which host, and whether all hosts and tasks of the job are used."""
+    """Count the ranks of each host, and check that all hosts and tasks of the job are used."""
     team.gather("")
     is_alone = job.context.launcher == SINGLE and not job.context.is_chosen  # no launcher started this process
     tasks = unused_tasks(job.context.environment) if is_alone else 0
@@ -78,7 +78,7 @@ def ranks(job: Job, team: Team) -> Verdict:
 
 
 def versions(job: Job, team: Team) -> Verdict:
-    """Whether all ranks have the same Python, torch and packages."""
+    """Check that all ranks have the same Python, torch and packages."""
     found = team.gather({name: version_of(name) for name in _PACKAGES})
     for rank, record in enumerate(job.topology.records):
         found[rank] = {name: getattr(record, name) for name in VERSIONS} | found[rank]
@@ -94,7 +94,7 @@ def versions(job: Job, team: Team) -> Verdict:
 
 
 def settings(job: Job, team: Team) -> Verdict:
-    """Whether the variables that the user has set, which the runner keeps, are the same on all ranks."""
+    """Check that the user's own variables, which the runner keeps, are the same on all ranks."""
     kept = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     is_own = job.context.launcher.has_store
     own = {name: os.environ.get(name, "") for name in kept if name in job.context.environment and not is_own}
@@ -107,7 +107,7 @@ def settings(job: Job, team: Team) -> Verdict:
 
 
 def torch_import(job: Job, team: Team) -> Verdict:
-    """How long ``import torch`` takes on each host, with all its ranks at once."""
+    """Time ``import torch`` on each host, with all its ranks at once."""
     start = time.monotonic()
     import torch
 
@@ -125,7 +125,7 @@ def torch_import(job: Job, team: Team) -> Verdict:
 
 
 def backend(of: Backend) -> CheckFunction:
-    """The check of a backend: whether it loads, and is the same on all ranks."""
+    """Return the check that a backend loads, and is the same on all ranks."""
 
     def check(job: Job, team: Team) -> Verdict:
         own = of.examine(job)

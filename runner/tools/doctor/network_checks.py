@@ -72,7 +72,7 @@ def _resolve(name: str) -> tuple[list[str], float]:
 
 @contextmanager
 def _serving(job: Job) -> Iterator[int]:
-    """A port on all of this host's addresses, where a thread answers the other ranks with its time."""
+    """Open a port on all of this host's addresses, where a thread answers the other ranks with its time."""
     over = threading.Event()
 
     def answer(listener: socket.socket) -> None:
@@ -102,7 +102,7 @@ def _reaches(job: Job, rank: int, address: str, port: int) -> bool:
 
 
 def _offset(job: Job, host: str, port: int) -> tuple[float, float] | None:
-    """(seconds of the round trip to rank 0, its clock minus this one in seconds); None without an answer."""
+    """Return the seconds of a round trip to rank 0, and its clock minus this one; None without an answer."""
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with (
@@ -119,7 +119,7 @@ def _offset(job: Job, host: str, port: int) -> tuple[float, float] | None:
 
 
 def reach(job: Job, team: Team) -> Verdict:
-    """Whether every rank reaches rank 0 and the next rank on the chosen interface. Other interfaces are tried, too."""
+    """Check that every rank reaches rank 0 and the next rank on the chosen interface. Try the other interfaces, too."""
     # On one host the ranks use loopback, or an interface that the user has chosen.
     within = _LOOPBACK if len(job.topology.hosts) == 1 else []
     with _serving(job) as port:
@@ -165,7 +165,7 @@ def _chosen(job: Job, addresses: Sequence[tuple[str, str]]) -> str:
 
 
 def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple[list[str], list[str]]:
-    """The failed connections on the chosen interfaces, and those on others."""
+    """Return the failed connections on the chosen interfaces, and those on others."""
     unreachable, elsewhere = [], []
     for rank, tries in enumerate(found):
         for goal in sorted({goal for goal, *_ in tries} or ({0} - {rank})):
@@ -180,7 +180,7 @@ def _judge_reach(found: Sequence[Any], chosen: Sequence[str], job: Job) -> tuple
 
 
 def clocks(job: Job, team: Team) -> Verdict:
-    """How much the clocks of the hosts differ from rank 0's."""
+    """Check that the hosts' clocks agree with rank 0's."""
     with _serving(job) as own_port:
         port = team.share(own_port)[0]
         host = (job.endpoint.rank_0 or (job.endpoint.host, 0))[0]

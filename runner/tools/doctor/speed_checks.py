@@ -91,7 +91,7 @@ def links(job: Job, team: Team) -> Verdict:
 
 
 def judge_links(job: Job, speeds: dict[tuple[int, int], float]) -> Verdict:
-    """The verdict on the pairs' speeds in GB/s: which links, or which ranks, are slow."""
+    """Judge the pairs' speeds in GB/s: name the slow links, or the slow ranks."""
     slow = {pair for pair, speed in speeds.items() if speed < _SLOW}
     text = f"{counted(len(speeds), 'neighbour pair')}, {min(speeds.values()):.2g} to {max(speeds.values()):.2g} GB/s"
     if not slow:
@@ -111,7 +111,7 @@ def judge_links(job: Job, speeds: dict[tuple[int, int], float]) -> Verdict:
 
 
 def rounds_of_pairs(size: int) -> list[list[tuple[int, int]]]:
-    """All pairs of neighbours in a ring, in rounds. In a round each rank is in at most one pair."""
+    """Return all pairs of neighbours in a ring, in rounds. In a round each rank is in at most one pair."""
     ring = sorted({tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)})
     rounds: list[list[tuple[int, int]]] = []
     for low, high in ring:

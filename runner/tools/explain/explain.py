@@ -41,7 +41,7 @@ def explain(job: Job, argv: list[str]) -> None:
 
 
 def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, Any]:
-    """The facts that ``--json`` prints."""
+    """Return the facts that ``--json`` prints."""
     context, topology = job.context, job.topology
     return {
         "launcher": {"name": context.launcher.name, "title": context.launcher.title, "why": context.why},
@@ -64,7 +64,7 @@ def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, A
 
 
 def _imports(job: Job) -> str:
-    """How often torch is imported on a host where ranks start."""
+    """Say how often torch is imported on a host where ranks start."""
     if job.imports_why:
         return f"per rank: {job.imports_why}"
     records = job.topology.records
@@ -78,7 +78,7 @@ def _imports(job: Job) -> str:
 
 
 def _place(layout: Layout, stage_owners: list[int], rank: int) -> dict[str, Any]:
-    """A rank's place in the mesh: its stages of the pipeline, replica of the model, shard of it, shard of each layer."""
+    """Return a rank's place in the mesh: its stages, its replica and shard of the model, its shard of each layer."""
     place = layout.place(rank)
     stages = [stage for stage, owner in enumerate(stage_owners) if owner == place["pipeline"]]
     return place | {"stages": stages, "data": layout.data_rank(rank)}
@@ -155,7 +155,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
 
 
 def _gpu_texts(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The warnings of GPUs, each with its host where there are several."""
+    """Yield the warnings about GPUs, each with its host if there are several."""
     hosts = {rank["host"] for rank in ranks}
     for rank in ranks:
         if rank["gpu_warning"]:

@@ -113,24 +113,24 @@ def request_parser() -> Parser:
 def _add_resources(parser: Parser) -> None:
     add = parser.add_argument
     add("--nodes", type=positive, default=1, metavar="N", help="number of hosts (default: 1)")
-    add("--gpus-per-node", type=_gpus, default=("", 0), metavar="[TYPE:]N", help="e.g. 4 or h200:4 (default: none)")
-    add("--ranks-per-node", type=positive, metavar="N", help="default: one per GPU, or 1 without GPUs")
+    add("--gpus-per-node", type=_gpus, default=("", 0), metavar="[TYPE:]N", help="GPUs, e.g. h200:4 (default: none)")
+    add("--ranks-per-node", type=positive, metavar="N", help="ranks (default: one per GPU, or 1 without GPUs)")
     add(
         "--cores-per-rank",
         type=positive,
         default=4,
         metavar="N",
-        help="for threads and data loaders (default: 4; LSF gives all of a host)",
+        help="cores for threads and data loaders (default: 4; LSF gives all of a host)",
     )
     add(
         "--memory",
         type=size_with_unit,
         metavar="SIZE",
-        help="per node, e.g. 64G (× 2³⁰) or 64GB (× 10⁹) (default: the scheduler's; LSF gives all of a host)",
+        help="memory per host, e.g. 64G (× 2³⁰) or 64GB (× 10⁹) (default: the scheduler's; LSF gives all of it)",
     )
-    add("--time-limit", type=full_duration, default=3600, metavar="[D-]H:MM:SS", help="limit (default: 1:00:00)")
-    add("--queue", "--partition", type=_word, metavar="NAME", help="default: the scheduler's own")
-    add("--account", type=_word, metavar="NAME", help="the project that pays")
+    add("--time-limit", type=full_duration, default=3600, metavar="[D-]H:MM:SS", help="time limit (default: 1:00:00)")
+    add("--queue", "--partition", type=_word, metavar="NAME", help="queue or partition (default: the scheduler's own)")
+    add("--account", type=_word, metavar="NAME", help="project that pays")
 
 
 def write(path: Path, text: str) -> None:

@@ -92,19 +92,17 @@ def plan(job: Job, argv: list[str]) -> None:
 def _parser(argv: Sequence[str]) -> Parser:
     parser = Parser(prog="python -m runner plan", description=__doc__)
     parser.add_argument("target", metavar="WORKLOAD", help="a module, for example workloads.mnist; then its options")
-    parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="in all; a rank has one")
+    parser.add_argument("--gpus", type=positive, required=True, metavar="N", help="number of GPUs; each rank has one")
     parser.add_argument(
-        "--memory", type=size, required=True, metavar="SIZE", help="of each GPU: 80GB (× 10⁹), 80G or 80GiB (× 2³⁰)"
+        "--memory", type=size, required=True, metavar="SIZE", help="GPU memory: 80GB (× 10⁹), 80G or 80GiB (× 2³⁰)"
     )
-    parser.add_argument(
-        "--nodes", type=positive, metavar="N", help="among which the GPUs are divided (default: up to 8 GPUs on each)"
-    )
+    parser.add_argument("--nodes", type=positive, metavar="N", help="number of hosts (default: up to 8 GPUs on each)")
     parser.add_argument(
         "--reserve",
         type=_percent,
         default=10.0,
         metavar="PERCENT",
-        help="of each GPU's memory, for allocators and libraries (default: %(default)g)",
+        help="share of each GPU's memory kept for allocators and libraries (default: %(default)g)",
     )
     parser.add_argument("--json", metavar="FILE", help="write all layouts and figures as one JSON object")
     add_full_help(parser)

@@ -1,4 +1,4 @@
-"""How a step's time depends on the number of ranks, from sizes that were measured, and what it says of larger ones.
+"""A curve of a step's time over the number of ranks, fitted to measured sizes, which predicts larger ones.
 
 Strong scaling, n ranks:  T(n) = c/n + [n > 1]·(a + b·n)     c: computing of one rank alone; a, b: what an exchange costs, and costs more per rank
 Weak scaling:             T(n) = c + [n > 1]·(a + b·n)

@@ -287,20 +287,20 @@ def _parser() -> Parser:
         AS_MODULE, dest="form", action="store_const", const=AS_MODULE, default="", help=FORMS[AS_MODULE]
     )
     parser.add_argument(
-        "--ranks", type=positives, metavar="N,…", help="the sizes (default: 1, 2, 4, … as there is room)"
+        "--ranks", type=positives, metavar="N,…", help="numbers of ranks (default: 1, 2, 4, … as there is room)"
     )
-    parser.add_argument("--batch-size", type=positive, metavar="N", help="of a script: samples of a rank per step")
-    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="or those of all ranks")
-    parser.add_argument("--steps", type=positive, default=100, help="that a run is timed for (default: 100)")
-    parser.add_argument("--warmup", type=positive, default=10, help="steps before them (default: 10)")
-    parser.add_argument("--rounds", type=positive, default=3, help="runs of each size (default: 3)")
+    parser.add_argument("--batch-size", type=positive, metavar="N", help="samples per rank and step of a script")
+    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="samples of all ranks per step")
+    parser.add_argument("--steps", type=positive, default=100, help="timed steps per run (default: 100)")
+    parser.add_argument("--warmup", type=positive, default=10, help="steps before the timed ones (default: 10)")
+    parser.add_argument("--rounds", type=positive, default=3, help="runs per number of ranks (default: 3)")
     parser.add_argument(
-        "--minutes", type=positive_float, default=20.0, help="after which no more rounds begin (default: 20)"
+        "--minutes", type=positive_float, default=20.0, help="begin no round after so many minutes (default: 20)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the study, which --plot reads")
     parser.add_argument("--csv", metavar="FILE", help="write the table")
     parser.add_argument("--latex", metavar="FILE", help="write the table, for booktabs")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the study (needs matplotlib)")
     # Target and words are one: if they were two, argparse would take options from among the words.
     parser.add_argument(
         "command", nargs=REMAINDER, metavar="TARGET", help="a workload or a script and its words; or -- and a command"

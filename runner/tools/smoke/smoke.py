@@ -43,8 +43,8 @@ def smoke(job: Job, argv: list[str]) -> None:
         SystemExit: with 1 if a job has failed.
     """
     parser = Parser(prog="python -m runner smoke", description=__doc__)
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="what the jobs compute on")
-    parser.add_argument("--limit", type=seconds, default=120.0, metavar="SECONDS", help="of each job (default: 120)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device of the jobs")
+    parser.add_argument("--limit", type=seconds, default=120.0, metavar="SECONDS", help="limit per job (default: 120)")
     options = parser.parse_args(argv)
     if launcher_process(names=RANK_STARTERS) is not None:
         raise UsageError("smoke starts mpirun or srun itself", fix="start it without")

@@ -1,4 +1,4 @@
-"""An attempt: a start of the job, run to its end, and how it has ended."""
+"""Attempts: a start of the job, run to its end, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SILENT = 3  # intervals without a new state after which a rank counts as lost
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How a start of the job has ended."""
+    """The end of a start of the job, and its cause."""
 
     number: int  # the first is 1
     began: float  # Unix time
@@ -54,7 +54,7 @@ class Attempt:
 
     @property
     def job_code(self) -> int:
-        """The job's exit code where the launcher has given another: its ranks' 2, or 75 unless the job was broken off."""
+        """The launcher's exit code, or its ranks' 2 or 75 (75 does not count if the job was broken off)."""
         counts = (EXIT_USAGE,) if self.is_broken_off else (EXIT_USAGE, EXIT_REQUEUE)
         if self.rank_code is not None and self.rank_code in counts and self.code != EXIT_OK:
             return self.rank_code
@@ -62,7 +62,7 @@ class Attempt:
 
 
 class SignalRelay:
-    """Signals to this process: passed on to the launcher, while one runs."""
+    """Passes signals to this process on to the launcher while one runs."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None  # the launcher
@@ -70,7 +70,7 @@ class SignalRelay:
         self.unsent: list[int] = []  # that came while none ran
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
-        """A signal's handler."""
+        """Handle a signal."""
         if self.process is None or self.process.poll() is not None:
             self.unsent.append(number)
             return
@@ -79,7 +79,7 @@ class SignalRelay:
             self.process.send_signal(number)
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
-        """A launcher runs from now on; it gets what came while it was started."""
+        """Pass signals on to this launcher from now on, and the signals that came while it was started."""
         self.process, self.passed_on = process, set(self.unsent)
         while self.unsent:
             process.send_signal(self.unsent.pop(0))
@@ -87,7 +87,7 @@ class SignalRelay:
 
 @contextmanager
 def passing_signals_on() -> Iterator[SignalRelay]:
-    """Hand on those that end a job or ask it to save, from now on."""
+    """Pass on the signals that end a job or ask it to save, until the block ends."""
     signals = SignalRelay()
     before = {number: signal.signal(number, signals.receive) for number in _SIGNALS}
     try:
@@ -124,15 +124,15 @@ def run_attempt(number: int, command: list[str], folder: Path, signals: SignalRe
 
 
 def _is_killed(code: int, states: list[RankState]) -> bool:
-    """Whether the launcher was killed, itself or below a shell that ends with 128 + n. After a rank that was killed it may end so, too."""
+    """Return whether the launcher was killed. A shell around it ends with 128 + n; so may it after a killed rank."""
     return code < 0 or (code >= 128 and all(one.exit_code != code for one in states))
 
 
 def _with_cause(attempt: Attempt, states: list[RankState], failure: Mapping[str, Any] | None = None) -> Attempt:
-    """The attempt with its first cause: the one that the guards have agreed on, or else the first that a rank has left.
+    """Return the attempt with its first cause: the guards' common one, or else the first that a rank has left.
 
     Args:
-        failure: what the guards say (``failure.json``); None: nothing.
+        failure: content of the guards' ``failure.json``; None if there is none.
     """
     first, is_lost = _first(states) if failure is None else _named(failure, states)
     if first is None:
@@ -153,7 +153,7 @@ def _with_cause(attempt: Attempt, states: list[RankState], failure: Mapping[str,
 
 
 def _first(states: list[RankState]) -> tuple[RankState | None, bool]:
-    """The rank that failed first by what the ranks have left, and whether it is lost with its guard."""
+    """Return the rank that failed first by the ranks' states, and whether it is lost with its guard."""
     # The first that rank 0's guard has lost, which knows all others; it may have been ended before it could write its own end.
     lost = next((one.lost for one in states if one.lost is not None), None)
     failed = [one for one in states if (one.exit_code if lost is None else one.rank == lost)]
@@ -168,7 +168,7 @@ def _named(failure: Mapping[str, Any], states: list[RankState]) -> tuple[RankSta
 
 
 def _read_failure(folder: Path) -> dict[str, Any] | None:
-    """The job's first failure, if its guards have left one that can be read. Of a later runner's it is said that it cannot."""
+    """Return the job's first failure, if its guards have left one. Print why a later runner's cannot be read."""
     path = folder / "failure.json"
     with suppress(OSError, ValueError):
         failure = json.loads(path.read_text(errors="replace"))
@@ -216,7 +216,7 @@ def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
 
 
 def _codes_of_all(states: list[RankState]) -> list[int]:
-    """The exit codes of a job's ranks; none before all of them have ended."""
+    """Return the exit codes of a job's ranks; none before all of them have ended."""
     codes = [one.exit_code for one in states if one.exit_code is not None]
     return codes if states and len(codes) == states[0].size else []
 
@@ -224,15 +224,15 @@ def _codes_of_all(states: list[RankState]) -> list[int]:
 def wait_for_ranks(
     folder: Path, *, everywhere: bool, within: float = _LEAVING, is_last: Callable[[], bool] = lambda: False
 ) -> list[RankState]:
-    """Wait until no rank of an attempt runs any more: two jobs would write the same checkpoints and take the same port.
+    """Wait until no rank of an attempt runs: two jobs would write the same checkpoints and take the same port.
 
     Args:
-        everywhere: also on other hosts, by the states that their guards write; a launcher that has ended by itself has ended them.
+        everywhere: also wait for other hosts' ranks, by their states. A launcher that ended by itself has ended them.
         within: seconds.
         is_last: whether no other attempt is to follow.
 
     Returns:
-        Those that still run then.
+        The ranks that still run.
     """
     written: dict[int, tuple[float | None, float]] = {}  # by rank: the time in its state, and when it was new here
     end = time.monotonic() + within

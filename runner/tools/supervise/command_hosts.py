@@ -1,4 +1,4 @@
-"""The hosts of a launcher's command line: which they are, and the same command on some of them.
+"""The hosts of a launcher's command line, and the same command on some of these hosts.
 
 Only the launcher's own options are replaced: the one that names the hosts, or a file of them, the number of ranks, and srun's
 number of nodes. What the command says of a host (``node1:4``, ``node1 slots=4``) stays as it is. A command that names no hosts
@@ -24,7 +24,7 @@ from runner.launch.host_lists import expand_hosts, hosts_of_job
 
 @dataclass(frozen=True, kw_only=True)
 class CommandHost:
-    """A host as the command has it."""
+    """A host as the command names it."""
 
     name: str
     entries: tuple[str, ...]  # that name it; several where a list has a host once per rank
@@ -51,19 +51,19 @@ class CommandHosts:
         return next(itertools.chain(by_name, by_address), None)
 
     def without(self, left_out: Iterable[str]) -> list[CommandHost]:
-        """The hosts of the next start: the first that are not left out, as many as in the first start or what there is."""
+        """Return the hosts of the next start: the first that are not left out, no more than in the first start."""
         left = [host for host in self.hosts if not any(_are_one(host.name, name) for name in left_out)]
         return left[: self.working]
 
     def ranks_on(self, hosts: Sequence[CommandHost]) -> int | None:
-        """How many ranks these hosts take: as many per slot as in the first start, and not more in all."""
+        """Return the number of ranks for these hosts: as many per slot as in the first start, and not more in all."""
         if self.ranks is None:
             return None
         slots = sum(host.slots for host in self.hosts[: self.working])
         return min(self.ranks, self.ranks * sum(host.slots for host in hosts) // slots)
 
     def command(self, hosts: Sequence[CommandHost], file: Path) -> list[str]:
-        """The launcher's words for these hosts. ``file`` is written where they are named in a file."""
+        """Return the launcher's words for these hosts. If a file names the hosts, write ``file``."""
         entries = [entry for host in hosts for entry in host.entries]
         launcher, value = self.launcher, ",".join(entries)
         if self.option.lstrip("-") in launcher.files:
@@ -79,11 +79,11 @@ class CommandHosts:
 
 
 def read_hosts(words: Sequence[str], environment: Mapping[str, str], spares: int) -> CommandHosts:
-    """The hosts of a command.
+    """Return the hosts of a command.
 
     Args:
         words: the launcher and its options.
-        spares: how many of the hosts the first start is to leave.
+        spares: number of hosts that the first start leaves unused.
 
     Raises:
         UsageError: the launcher is not known, its hosts are not, or there are not more than ``spares``.
@@ -140,7 +140,7 @@ def _ranks(
     working: int,
     environment: Mapping[str, str],
 ) -> int | None:
-    """The ranks of the first start."""
+    """Return the number of ranks of the first start; None if it is unknown."""
     if found := _find(words, launcher, launcher.ranks):
         if not found.value.isdecimal():
             raise UsageError(f"supervise: {found.option} {found.value} is no number of ranks")
@@ -153,7 +153,7 @@ def _ranks(
 
 
 def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[CommandHost]:
-    """The hosts of a Slurm or PBS job."""
+    """Return the hosts of a Slurm or PBS job."""
     try:
         slots = hosts_of_job(environment)
     except (OSError, ValueError) as error:
@@ -170,7 +170,7 @@ def _hosts_of_job(environment: Mapping[str, str], entry: str) -> list[CommandHos
 
 
 def _read(entries: Iterable[str]) -> list[CommandHost]:
-    """Hosts of a list's entries: ``a``, ``a:4``, ``a slots=4``, ``user@a``."""
+    """Return the hosts that entries name: ``a``, ``a:4``, ``a slots=4``, ``user@a``."""
     found: dict[str, list[str]] = {}
     slots: Counter[str] = Counter()
     for entry in entries:
@@ -185,7 +185,7 @@ def _read(entries: Iterable[str]) -> list[CommandHost]:
 
 
 def _names(text: str) -> list[str]:
-    """A list's entries; Slurm's short form becomes one for each host."""
+    """Return a list's entries; Slurm's short form becomes one for each host."""
     try:
         return expand_hosts(text)
     except ValueError as error:
@@ -211,7 +211,7 @@ class _Found:
 
 
 def _find(words: Sequence[str], launcher: LaunchCommand, names: Sequence[str]) -> _Found | None:
-    """The option of one of these names.
+    """Return the option that has one of these names.
 
     Raises:
         UsageError: there are two.
@@ -234,7 +234,7 @@ def _find(words: Sequence[str], launcher: LaunchCommand, names: Sequence[str]) -
 def _replaced(
     words: Sequence[str], launcher: LaunchCommand, names: Sequence[str], option: str, value: str
 ) -> list[str]:
-    """The words with this option in the place of the one of these names, or after the launcher."""
+    """Return the words with this option in place of the one that has one of these names, or after the launcher."""
     found = _find(words, launcher, names) or _Found(1, 1, option, value)
     return [*words[: found.start], option, value, *words[found.stop :]]
 
@@ -248,14 +248,14 @@ def _dashed(name: str) -> str:
 
 
 def _addresses_of(name: str) -> set[str]:
-    """The addresses of a host that a command names, by name or address, as far as they are known here."""
+    """Return the known addresses of a host, which a command names by name or address."""
     with contextlib.suppress(OSError):
         return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, None)}
     return {name}
 
 
 def _are_one(name: str, other: str) -> bool:
-    """Whether two names are one host's: one may have its domain and the other not."""
+    """Return whether two names belong to one host: one may have its domain and the other not."""
     if name == other:
         return True
     (first, _, domain), (second, _, other_domain) = name.partition("."), other.partition(".")

@@ -129,7 +129,7 @@ def _start_until_done(
 
 @contextmanager
 def _only_one_in(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep another supervise out of it: it would take the same numbers, and remove what the ranks write.
+    """Make the folder, and keep another supervise out: it would take the same numbers, and remove the ranks' files.
 
     Raises:
         UsageError: the folder cannot be made, or another supervise runs in it.
@@ -143,7 +143,7 @@ def _only_one_in(folder: Path) -> Iterator[None]:
 
 
 def _earlier_attempts(log: Path) -> int:
-    """The number of attempts in a log, each of which has a line.
+    """Return the number of attempts in a log, each of which has a line.
 
     Raises:
         UsageError: the log cannot be written.
@@ -160,7 +160,7 @@ def _earlier_attempts(log: Path) -> int:
 
 
 def _note(log: Path, attempt: Attempt) -> None:
-    """Append an attempt to the log, which is no reason to end a job where that cannot be done."""
+    """Append an attempt to the log. A job goes on without its log."""
     try:
         with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
@@ -179,7 +179,7 @@ def _end_by(signals: list[int]) -> tuple[str, int]:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m runner supervise", description=__doc__)
-    parser.add_argument("--max-restarts", type=not_negative, default=3, metavar="N", help="(default: 3)")
+    parser.add_argument("--max-restarts", type=not_negative, default=3, metavar="N", help="most restarts (default: 3)")
     parser.add_argument(
         "--spares",
         type=not_negative,
@@ -198,9 +198,9 @@ def _parser() -> Parser:
         type=nonempty_path,
         default=Path("supervise"),
         metavar="DIR",
-        help="on all hosts (default: supervise)",
+        help="folder that all hosts share (default: supervise)",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its launcher")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command with its launcher")
     return parser
 
 
@@ -221,9 +221,9 @@ def _places_in(command: list[str]) -> tuple[int, int]:
 
 
 def _request(arguments: list[str]) -> Request | None:
-    """The runner's own arguments; None if they cannot be read here, or ask for its help.
+    """Return the runner's own arguments; None if they cannot be read here, or ask for help.
 
-    The ranks may read them yet, as in another folder, with the file of --config in it, or in a container.
+    The ranks may be able to read them: in another folder with --config's file, or in a container.
     """
     try:
         return parse(arguments, summaries())
@@ -235,7 +235,7 @@ def _request(arguments: list[str]) -> Request | None:
 
 
 def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
-    """The command's hosts; None if none is ever left out.
+    """Return the command's hosts; None if none is ever left out.
 
     Raises:
         UsageError: they are not known, or its ranks are not, or too few.
@@ -253,7 +253,7 @@ def _hosts(given: argparse.Namespace, end: int) -> CommandHosts | None:
 def _reason_to_end(
     attempt: Attempt, last: Attempt | None, given: argparse.Namespace, *, is_workload: bool, is_last: bool
 ) -> str:
-    """Why a job is not started again; "" if it is."""
+    """Return why a job is not started again; "" if it is."""
     if attempt.is_told:
         return "supervise was told to end"
     if attempt.left:
@@ -277,14 +277,14 @@ def _reason_to_end(
 
 
 def _host_to_leave(attempt: Attempt, last: Attempt | None, hosts: CommandHosts) -> str | None:
-    """The host that the next attempt is to leave out."""
+    """Return the host that the next attempt leaves out, if any."""
     is_again = last is not None and attempt.host == last.host
     is_sick = attempt.is_lost or is_again
     return hosts.name_of(attempt.host, attempt.addresses) if is_sick and attempt.host else None
 
 
 def _without(hosts: CommandHosts, left_out: list[str], min_ranks: int | None) -> tuple[str, str]:
-    """Why a job is not started without these hosts ("" if it is), and how it is started."""
+    """Return why a job is not started without these hosts ("" if it is), and how it is started."""
     left = hosts.without(left_out)
     ranks = hosts.ranks_on(left)
     without, on = " and ".join(left_out), ", ".join(host.name for host in left) or "no host"

@@ -1,4 +1,4 @@
-"""How the ranks of a job are, judged by their states: who has failed, is missing, stuck or slow, and the job as a whole."""
+"""Verdicts on the ranks of a job by their states: failed, missing, stuck or slow; and the job as a whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _START_SPREAD = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankVerdict:
-    """How one rank is."""
+    """The verdict on one rank."""
 
     status: str  # one of STATUSES
     state: RankState  # in which all is unknown if it has written none
@@ -62,7 +62,7 @@ class Overview:
 
 
 def judge(states: Iterable[RankState], now: float) -> list[RankVerdict]:
-    """How each rank of a job is, those that need attention first.
+    """Judge each rank of a job. Return the ranks that need attention first.
 
     Args:
         now: Unix time. The hosts' clocks may differ from it, and from each other, by some seconds.
@@ -83,7 +83,7 @@ def judge(states: Iterable[RankState], now: float) -> list[RankVerdict]:
 
 
 def overview(verdicts: Sequence[RankVerdict], now: float) -> Overview:
-    """The job, from the verdicts on all its ranks."""
+    """Return the job as a whole, from the verdicts on all its ranks."""
     verdicts = sorted(verdicts, key=lambda one: one.rank)
     states = [one.state for one in verdicts]
     living = [one.state for one in verdicts if one.status in ("stuck", "slow", "running")]
@@ -113,7 +113,7 @@ def overview(verdicts: Sequence[RankVerdict], now: float) -> Overview:
 
 
 def facts(verdicts: Sequence[RankVerdict], now: float) -> dict[str, Any]:
-    """All of it for JSON, which has no NaN and no infinity: they become None."""
+    """Return the job and its ranks for JSON, which has no NaN and no infinity: they become None."""
 
     def finite(fields: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -137,7 +137,7 @@ def _of_this_job(states: list[RankState]) -> list[RankState]:
 
 
 def _size(states: Iterable[RankState]) -> int:
-    """The number of ranks: what the newest state says, or as many as have left a state."""
+    """Return the number of ranks by the newest state, or as many as have left a state."""
     known = max((state for state in states if state.size), key=lambda state: state.time or 0.0, default=None)
     return known.size if known and known.size else max((state.rank for state in states), default=-1) + 1
 
@@ -183,7 +183,7 @@ def _stuck(state: RankState, median: float | None) -> RankVerdict | None:
 
 
 def _slow(state: RankState, median: float | None, own: float | None) -> RankVerdict | None:
-    """Slow in its steps, or where the ranks wait for one another in each of them in its own part of a step."""
+    """Return a verdict on a slow rank: in its steps or, if ranks wait for one another, in its own part of a step."""
     ratio = state.step_seconds / median if state.step_seconds and median else 0.0
     if ratio > _SLOW:
         why = f"a step takes {ratio:.1f} times the median{_reported(state)}"
@@ -200,14 +200,14 @@ def _reported(state: RankState) -> str:
 
 
 def _idle(state: RankState) -> float | None:
-    """Seconds between a rank's last progress and its last writing, both by its own clock."""
+    """Return the seconds between a rank's last progress and its last state, both by its own clock."""
     if state.progress is None or state.time is None:
         return None
     return max(0.0, state.time - state.progress)
 
 
 def _median_step(states: Iterable[RankState]) -> float | None:
-    """The median of the ranks' step times; of two the shorter one, so that the other can be slow."""
+    """Return the median of the ranks' step times: of two the shorter one, so that the other can be slow."""
     return _median([state.step_seconds for state in states])
 
 

@@ -1,4 +1,4 @@
-"""How a job's ranks look: the job in two lines, a line per kind of trouble, and a table of the ranks."""
+"""The view of a job: the job in two lines, a line per kind of trouble, and a table of the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE_LINES = 2  # of the table
 
 
 def head(verdicts: Sequence[RankVerdict], job: Overview, folder: str) -> list[Text]:
-    """The lines above the table: the job, and what is wrong."""
+    """Return the lines above the table: the job, and what is wrong."""
     from rich.text import Text
 
     lines = [Text(line, style="bold") for line in _job_lines(job, folder)]
@@ -70,7 +70,7 @@ def _of(name: str, number: int | None, whole: int | None) -> str:
 
 
 def _trouble_lines(verdicts: Sequence[RankVerdict]) -> list[tuple[str, str]]:
-    """Per status: its first rank, why, and which other ranks."""
+    """Return a line per status in trouble: its first rank, why, and the other ranks."""
     lines = []
     for status in TROUBLE:
         if found := [one for one in verdicts if one.status == status]:
@@ -113,13 +113,13 @@ def _state_text(one: RankVerdict) -> str:
 
 
 def _short(host: str | None) -> str:
-    """A host's name without its domain; an address stays whole."""
+    """Return a host's name without its domain; an address stays whole."""
     first = (host or "").partition(".")[0]
     return first if not first.isdecimal() else str(host)
 
 
 def _scaled(value: float | None, unit: float = 1.0) -> str:
-    """A number of units, with a decimal where it is small."""
+    """Return a number of units, with a decimal if it is small."""
     if value is None or not math.isfinite(value):
         return ""
     return short_text(round(value) if unit == 1.0 else value / unit)

@@ -1,4 +1,4 @@
-"""The same command on some of its hosts. tests/cluster/test_spares.py lets the launchers judge."""
+"""A command on some of its hosts. tests/cluster/test_spares.py lets the launchers judge."""
 
 from __future__ import annotations
 

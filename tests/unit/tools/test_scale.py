@@ -17,7 +17,7 @@ from runner.tools.scale.study import STRONG, WEAK, Size, Study, read_study
 
 
 def seconds(c: float, a: float, b: float, ranks: int, *, weak: bool) -> float:
-    """Of a step, by the law that is fitted."""
+    """Return a step's time by the law that is fitted."""
     return (c if weak else c / ranks) + (a + b * ranks if ranks > 1 else 0.0)
 
 
@@ -58,7 +58,7 @@ def test_one_size_is_no_curve_and_each_is_predicted_from_three_others() -> None:
 
 
 def weak() -> Study:
-    """Of weak scaling with a tenth lost, and of a size that failed."""
+    """Return a study of weak scaling with a tenth lost, and of a size that failed."""
     sizes = [Size(ranks=n, hosts=1, batch=32 * n, rounds=[0.5 if n == 1 else 0.5 / 0.9]) for n in (1, 2)]
     return Study(target="train.py", sizes=[*sizes, Size(ranks=8, problem="rank 3 failed")])
 

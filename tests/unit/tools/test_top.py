@@ -1,4 +1,4 @@
-"""What ``top`` makes of the ranks' states: who is failed, missing, stuck or slow, and how it is shown in 80 columns."""
+"""Verdicts of ``top`` on the ranks' states, and how they are shown in 80 columns."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ def test_one_of_two_can_be_slow() -> None:
 
 
 def test_where_ranks_wait_for_one_another_the_own_part_of_a_step_counts() -> None:
-    """Of steps of half a second."""
     late = [state(rank, 4, own_seconds=0.2 if rank == 2 else 0.05) for rank in range(4)]
     first = judge(late, NOW)[0]
     assert (first.rank, first.status) == (2, "slow")
