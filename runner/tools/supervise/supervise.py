@@ -160,7 +160,7 @@ def _earlier_attempts(log: Path) -> int:
 
 
 def _note(log: Path, attempt: Attempt) -> None:
-    """Append an attempt to the log. A job goes on without its log."""
+    """Append an attempt to the log. A job continues without its log."""
     try:
         with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(attempt)) + "\n")
