@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.backends.comparing import bounds
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import form_of
 from runner.parallel.task import members_of
@@ -42,38 +41,31 @@ def results_of(name: str, metric: Any, run: Run) -> dict[str, float]:
 
 @raised_on_all_ranks()
 def _fill_lists(name: str, metric: Any, run: Run) -> None:
-    """Give each list that the metric keeps as many tensors on all ranks, as torchmetrics gathers one after the other. Collective.
+    """Extend the lists of tensors that a metric keeps by empty ones, to the same length on all ranks. Collective.
 
-    A rank that has seen fewer batches, or none, gets empty ones.
+    torchmetrics gathers such tensors one after the other, and a rank may have seen fewer batches than others, or none.
 
     Raises:
-        UsageError: they are scalars, of which none is empty.
+        UsageError: the tensors are scalars, which cannot be empty.
     """
-    own = _lists_of(metric)
-    if run.data_size == 1 or not own:
+    lists = {key: state for key, state in getattr(metric, "metric_state", {}).items() if isinstance(state, list)}
+    if run.data_size == 1 or not lists:
         return
-    group = run.group()
-    counts = bounds([len(state) for state in own.values()], group)
-    having = [run.rank if len(state) == most else None for state, (_, most) in zip(own.values(), counts, strict=True)]
-    for (key, state), (least, most), (owner, _) in zip(own.items(), counts, bounds(having, group), strict=True):
-        if least == most:
+    own = {
+        key: (len(state), (state[0].dtype, state[0].shape) if state and isinstance(state[0], Tensor) else None)
+        for key, state in lists.items()
+    }
+    everyone: list[Any] = [None] * run.data_size
+    dist.all_gather_object(everyone, own, group=run.group())
+    for key, state in lists.items():
+        forms = [one[key] for one in everyone]
+        most, form = max(forms, key=lambda one: one[0])
+        if all(count == most for count, _ in forms):
             continue
-        form: list[Any] = [(state[0].dtype, state[0].shape) if state else None]
-        dist.broadcast_object_list(form, src=owner, group=group)
-        dtype, shape = form[0]
+        dtype, shape = form or (None, ())
         if not shape:
             raise UsageError(
                 f"the metric {name} keeps single numbers ({key}), and the ranks have different counts of them, which torchmetrics cannot gather",
                 fix="give a function of (outputs, targets) that returns a pair (sum, weight)",
             )
-        empty = torch.empty((0, *shape[1:]), dtype=dtype, device=run.device)
-        state.extend([empty] * (most - len(state)))
-
-
-def _lists_of(metric: Any) -> dict[str, list[Tensor]]:
-    """Return the metric's states that are lists of tensors."""
-    return {
-        key: state
-        for key, state in getattr(metric, "metric_state", {}).items()
-        if isinstance(state, list) and all(isinstance(one, Tensor) for one in state)
-    }
+        state.extend([torch.empty((0, *shape[1:]), dtype=dtype, device=run.device)] * (most - len(state)))

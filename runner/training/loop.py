@@ -21,13 +21,12 @@ from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import Source, source_of, source_of_test
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
-from runner.training.hooks.state import Hook, State
 from runner.training.rates import rate_of, set_rate
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings
 from runner.training.summary import Result
-from runner.training.training import Training
+from runner.training.training import Hook, State, Training
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
 from runner.parallel.several import Several, check_stateful
-from runner.parallel.task import OptimizerFactory, Plan, Stateful, Task
+from runner.parallel.task import Stateful, Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.ownership import owning
 from runner.training.data.feeds import feed_of, with_batch_of
@@ -46,39 +46,29 @@ class OwnLoop:
         """Whether the batch is the epoch's last."""
         return self._training is not None and self._training.is_last_of_epoch
 
-    def prepare(
-        self,
-        name: str,
-        *,
-        model: nn.Module | Callable[[], nn.Module],
-        optimizer: OptimizerFactory,
-        plan: Plan,
-        loss: Callable[[Tensor, Tensor], Tensor] | None,
-        data: Any,
-        find_unused_parameters: bool,
-    ) -> Model:
-        """See ``Run.prepare``."""
+    def prepare(self, name: str, data: Any, loss: Any, **of_task: Any) -> Model:
+        """See ``Run.prepare``.
+
+        Args:
+            of_task: fields of the model's ``Task``.
+        """
+        run, settings = self._run, self._settings
         self._check_before(f"prepare() of {name!r}")
-        self._check_name(name)
-        self._check_pipeline(loss, data)
+        self._check_settings(name, loss, data)
         task = Task(
-            model=model,
             loss=loss,
             batch_loss=None if loss else _no_loss,
-            optimizer=optimizer,
             train_data=_NoData() if data is None else data,
             is_classification=False,
-            plan=plan,
-            find_unused_parameters=find_unused_parameters,
+            **of_task,
         )
-        example = None if data is None or self._settings.pp == 1 else example_of(self._run, task, self._settings)
-        trainer = make_trainer(task, self._run.setting(self._settings.dtype, self._settings, example))
+        example = None if data is None or settings.pp == 1 else example_of(run, task, settings)
+        trainer = make_trainer(task, run.setting(settings.dtype, settings, example))
 
         def check(loss: Tensor) -> None:
-            check_finite(self._run, trainer, self.position, loss)
+            check_finite(run, trainer, self.position, loss)
 
-        checked = check if self._settings.check_finite else None
-        made = Model(name, trainer, self._run.job, self._note_loss, checked)
+        made = Model(name, trainer, run.job, self._note_loss, check if settings.check_finite else None)
         self._models[name] = made, task
         return made
 
@@ -163,7 +153,7 @@ class OwnLoop:
             )
 
     @raised_on_all_ranks()
-    def _check_name(self, name: str) -> None:
+    def _check_settings(self, name: str, loss: Any, data: Any) -> None:
         settings = self._settings
         if not name.isidentifier():
             raise UsageError(
@@ -184,12 +174,9 @@ class OwnLoop:
                 f"--micro-batches {settings.micro_batches} in a loop of one's own",
                 fix="leave it out, and accumulate gradients by: with model.accumulate()",
             )
-
-    @raised_on_all_ranks()
-    def _check_pipeline(self, loss: Callable[[Tensor, Tensor], Tensor] | None, data: Any) -> None:
-        if self._settings.pp > 1 and (loss is None or data is None):
+        if settings.pp > 1 and (loss is None or data is None):
             raise UsageError(
-                f"--pp {self._settings.pp}: prepare() without {'the loss' if loss is None else 'the data'}, which a pipeline needs",
+                f"--pp {settings.pp}: prepare() without {'the loss' if loss is None else 'the data'}, which a pipeline needs",
                 fix="say prepare(…, loss=F.cross_entropy, data=data), and call model.train_step(inputs, targets)",
             )
 

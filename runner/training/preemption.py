@@ -2,14 +2,14 @@
 
 SIGTERM and SIGUSR1 may reach the ranks in different steps, or only one rank, and clocks differ (``--save-every 10min``). So the
 ranks agree in a collective, at steps, or batches of an evaluation, that all of them know: some five times per second, and after each
-step where the program may stop the training. Where all
-ranks are data-parallel, and metrics are gathered more often than that, their collective does for it.
+step if the program may stop the training.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,6 @@ from runner.base.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
 from runner.launch.time_limit import margin, time_left
 from runner.training.checkpoint.checkpoint_folder import Position, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints, SaveTimes
-from runner.training.requeue import requeue
 from runner.training.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -80,7 +79,6 @@ class Preemption:
         self._count = 0  # of calls, the same on all ranks
         self._next = 1  # the call of the next agreement
         self._agreed = (0, time.monotonic())  # call and time of the last one
-        self._sums: list[float] = []  # of the ranks' shares, where a collective of others has had them
         self._reason: str | None = None  # why the training ends, once the ranks have agreed
         self.is_stopped = False  # by the program itself, once they have
 
@@ -101,16 +99,10 @@ class Preemption:
         """
         self._time_step()
         self._count += 1
-        sums, self._sums = self._sums, []
-        if self._reason is not None:
+        if self._reason is not None or (self._count < self._next and not now):
             return Wish(reason=self._reason)
-        if not sums:
-            if self._count < self._next and not now:
-                return Wish()
-            sums = self._own_share(self._count)
-            if self._run.size > 1:
-                sums = self._run.sum(*sums, dimension=None)
-        *asking, saves, interval = sums
+        vote = self._vote()
+        *asking, saves, interval = self._run.sum(*vote, dimension=None) if self._run.size > 1 else vote
         self._next, self._agreed = self._count + (1 if now else int(interval)), (self._count, time.monotonic())
         for reason, ranks in zip(_REASONS, asking, strict=True):
             if ranks and reason == _STOP:
@@ -119,23 +111,14 @@ class Preemption:
                 self._reason = "the time limit is near" if reason == _TIME_LIMIT else signal.Signals(reason).name
         return Wish(saves=bool(saves), reason=self._reason)
 
-    def share(self) -> list[float]:
-        """This rank's numbers for a collective of the data-parallel ranks, which adds them: none if those are not all ranks."""
-        return self._own_share(self._count + 1) if self._run.data_size == self._run.size else []
-
-    def take_sums(self, sums: list[float]) -> None:
-        """The ranks' sums of their shares: the next ``wish`` needs no collective."""
-        self._sums = sums
-
-    def _own_share(self, call: int) -> list[float]:
-        """This rank's vote: one flag per stop reason, then, from rank 0 only, whether a checkpoint is due and the calls until the next vote."""
-        if self._run.is_main and self._asked is None and self._time_is_up():
+    def _vote(self) -> list[float]:
+        """Return one flag per reason to end, then, from rank 0 only, whether a checkpoint is due and the calls until the next vote."""
+        if not self._run.is_main:
+            return [*(float(self._asked == reason) for reason in _REASONS), 0.0, 0.0]
+        if self._asked is None and self._time_is_up():
             self._asked = _TIME_LIMIT
-        asked = [float(self._asked == reason) for reason in _REASONS]
-        return [
-            *asked,
-            *((float(self._save_is_due()), float(self._interval(call))) if self._run.is_main else (0.0, 0.0)),
-        ]
+        asked = (float(self._asked == reason) for reason in _REASONS)
+        return [*asked, float(self._save_is_due()), float(self._interval())]
 
     def _time_step(self) -> None:
         """Note the time since the last call, without that for checkpoints."""
@@ -154,11 +137,12 @@ class Preemption:
         """Whether the training is to end. Collective, as ``wish``."""
         return self.wish().reason is not None
 
-    def _interval(self, call: int) -> int:
-        """Calls from this one until the next agreement. It at most doubles, as the first steps take longer than others."""
+    def _interval(self) -> int:
+        """Return the calls from this one until the next agreement. They at most double, as the first steps take longer than others."""
         last, since = self._agreed
-        each = (time.monotonic() - since) / max(1, call - last)
-        return max(1, min(int(_BETWEEN / max(each, 1e-6)), 2 * (call - last)))
+        calls = self._count - last
+        each = (time.monotonic() - since) / calls
+        return max(1, min(int(_BETWEEN / max(each, 1e-6)), 2 * calls))
 
 
 @contextmanager
@@ -196,7 +180,28 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
     checkpoints.finish()
     where = f"saved {checkpoints.options.checkpoint_dir / name_of(position.step)}"
     if checkpoints.options.requeue:
-        run.on_main(lambda: requeue(where))
+        run.on_main(lambda: _requeue(where))
         where += ", back in Slurm's queue"
     with raised_on_all_ranks():
         raise Preempted(reason, where)
+
+
+def _requeue(where: str) -> None:
+    """Put this job back into the queue. Called on one rank.
+
+    Args:
+        where: what was done before, for a message.
+
+    Raises:
+        RunnerError: Slurm does not.
+    """
+    command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=60, check=False
+        )
+        problem = "" if done.returncode == 0 else done.stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem:
+        raise RunnerError(f"--requeue: {where}, but {' '.join(command)} failed: {problem}", fix="submit the job again")

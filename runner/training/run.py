@@ -28,10 +28,10 @@ from runner.training.settings import Settings
 from runner.versions.extras import problem_of
 
 if TYPE_CHECKING:
-    from runner.training.hooks.state import Hook
     from runner.training.model import Model
     from runner.training.own_loop import OwnLoop
     from runner.training.summary import Result
+    from runner.training.training import Hook
 
 T = TypeVar("T")
 
@@ -274,15 +274,8 @@ class Run:
         Raises:
             UsageError: the name is taken, the training has begun, or the strategy does not support the model.
         """
-        return self._own.prepare(
-            name,
-            model=model,
-            optimizer=optimizer,
-            plan=plan or Plan(),
-            loss=loss,
-            data=data,
-            find_unused_parameters=find_unused_parameters,
-        )
+        of_task = {"optimizer": optimizer, "plan": plan or Plan(), "find_unused_parameters": find_unused_parameters}
+        return self._own.prepare(name, data, loss, model=model, **of_task)
 
     def register(self, **own: Stateful) -> None:
         """Keep objects in every checkpoint, by name, and restore them when the run resumes. Call it before ``batches``.

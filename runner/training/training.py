@@ -8,12 +8,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from runner.base.command_name import COMMAND
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
-from runner.parallel.modes import begin_training
+from runner.parallel.modes import begin_training, modes_kept
 from runner.parallel.several import Several, with_own_state
 from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
@@ -26,19 +28,32 @@ from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import evaluate
 from runner.training.evaluation_sums import Evaluation
-from runner.training.hooks.hooks import Hooks
-from runner.training.hooks.metrics import MetricsHook
-from runner.training.hooks.saving import SavingHook
-from runner.training.hooks.state import Hook, State
 from runner.training.metrics.meter import Meter, number_of
 from runner.training.metrics.profile import profiled
-from runner.training.preemption import listening
+from runner.training.metrics.sinks import StepRecord
+from runner.training.preemption import Preemption, end_early, listening
 from runner.training.replicas import Replicas
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.summary import Result, evaluation_texts, resumed_text, summary
+from runner.training.step_metrics import StepMetrics
+from runner.training.summary import Result, epoch_line, evaluation_texts, resumed_text, step_line, summary
 
 _OF_LINES = {"step", "format"}
+
+
+@dataclass
+class State:
+    """The state of a training that hooks receive."""
+
+    model: nn.Module  # this rank's, not the strategy's wrapper
+    optimizer: Optimizer
+    position: Position
+    records: list[StepRecord] = field(default_factory=list)  # those written last
+    # Ends the training after this step, with a checkpoint; one rank's call is enough.
+    stop: Callable[[], None] = lambda: None
+
+
+Hook = Callable[[State], None]
 
 
 class Training:
@@ -48,10 +63,13 @@ class Training:
         position: how far the training is; whoever computes a step does not change it.
         last_step: of the whole training; None if that is not known.
         loss: of the step that is computed, which whoever computes it sets: a detached scalar of this rank.
-        evaluation: the last epoch's.
+        evaluation: the newest one.
     """
 
     loss: Tensor | None = None
+    _preemption: Preemption
+    _steps: Callable[[Iterable[int]], Iterable[int]]
+    _batch: Batch
 
     def __init__(
         self,
@@ -84,11 +102,13 @@ class Training:
         self.evaluation: Evaluation | None = None
         self._meter = Meter(run, task)
         self.last_step = _last_step(self.position, feed, options)
-        self._hooks: Hooks
-        self._steps: Callable[[Iterable[int]], Iterable[int]]
+        self._metrics = StepMetrics(run, options, trainer, self.position, self._meter, self.last_step)
+        self._state = State(trainer.model, trainer.optimizer, self.position, stop=self.stop)
+        self._replicas: Replicas | None = None
+        # Every so many steps the ranks agree on whether the program, by a hook or a loop of its own, stops the training.
+        self._agree_every = trainer.period if on_step or isinstance(trainer, Several) else 0
         self._is_done = True  # the step whose batch was given last
         self._fresh = True  # it has no loss yet
-        self._batch: Batch
         self._epoch_is_over = False
 
     @property
@@ -115,44 +135,27 @@ class Training:
             load_states(run, self._feed, self.saved.data)
         checkpoints.data_states = functools.partial(states_of, run, self._feed)
         checkpoints.begin(self.saved, see_that_own)
-        replicas = Replicas(run, trainer) if options.check_replicas else None
-        state = State(trainer.model, trainer.optimizer, self.position)
+        if options.check_replicas:
+            self._replicas = Replicas(run, trainer)
         trainer.on_progress = run.job.board.go_on
-        metrics = MetricsHook(run, options, trainer, state, self._meter, self.last_step)
         left = (self.last_step or sys.maxsize) - self.position.step
         self._steps = profiled(run, options, left, self._meter.leave_out)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
-            metrics.open(self.saved, checkpoints, stack)
-            preemption = stack.enter_context(listening(run, checkpoints))
-            state.stop = preemption.stop
-            may_stop = self._on_step or isinstance(trainer, Several)  # a hook, or a loop of one's own
-            agree_every = trainer.period if may_stop else 0
-            self._hooks = Hooks(
-                run=run,
-                options=options,
-                trainer=trainer,
-                state=state,
-                metrics=metrics,
-                replicas=replicas,
-                preemption=preemption,
-                saving=SavingHook(run, self.position, checkpoints, preemption, metrics, self.last_step, agree_every),
-                see=self._see,
-                on_step=self._on_step,
-                on_epoch=self._on_epoch,
-            )
+            self._metrics.open(self.saved, checkpoints, stack)
+            self._preemption = stack.enter_context(listening(run, checkpoints))
             yield
             checkpoints.end(self.position)
 
     def batches(self) -> Iterator[Batch]:
         """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
-        run, options, position, hooks = self._run, self._options, self.position, self._hooks
+        run, options, position, metrics = self._run, self._options, self.position, self._metrics
         device, dtype = run.device, self._trainer.dtype
         # An epoch of which no whole batch is left has no step, and ends as others do.
         while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
             begin_training(self._trainer.roots)
-            hooks.metrics.begin_epoch()
+            metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
             batches = self._feed.batches(position.epoch, position.samples)
             left = self._feed.steps(position.samples)
@@ -160,19 +163,19 @@ class Training:
             for _ in self._steps(self._down_from(left)):
                 seed_random_numbers(options.seed, position.step, run.data_rank, device)
                 run.common_random.seed(f"{options.seed} {position.step}")
-                hooks.metrics.begin_step()
+                metrics.begin_step()
                 if (batch := next(batches, None)) is None:  # of a resumed stream nothing is left
                     self._epoch_is_over = True
                     break
                 self._batch = batch._replace(value=to_device(batch.value, device, dtype))
-                hooks.metrics.see(self._batch.value)
+                metrics.see(self._batch.value)
                 self._is_done, self._fresh, self._epoch_is_over = False, True, batch.is_last
                 yield self._batch
                 self.finish_step()
-                if hooks.is_stopped:
+                if self._preemption.is_stopped:
                     return
             self._end_epoch()
-            if hooks.is_stopped:
+            if self._preemption.is_stopped:
                 return
 
     def _down_from(self, left: int | None) -> Iterator[int]:
@@ -196,22 +199,86 @@ class Training:
             self._is_done, position, self.loss = True, self.position, None
             position.step, position.samples = position.step + 1, self._batch.used
             self._meter.count(self._batch.all_samples)
-            self._hooks.after_step(loss, is_last=is_last)
+            self._metrics.add(loss)
+            self._call(self._on_step, "step hook")
+            if self._replicas and position.step % (self._options.check_replicas or 1) == 0:
+                self._replicas.check(position.step)
+            self._checkpoints.see_step()
+            if not is_last:  # else metrics and checkpoints follow after the evaluation
+                self._end_step()
+
+    def _end_step(self) -> None:
+        """Evaluate, or write metrics, in the middle of an epoch; save if that is due. Collective."""
+        step, evaluate_every, metrics = self.position.step, self._task.evaluate_every, self._metrics
+        if evaluate_every and step % evaluate_every == 0:
+            records = self._evaluate()
+            if self.evaluation is not None:
+                metrics.show.line(step_line(records[-1], self._task))
+            metrics.leave_out_pause()
+            self._run.job.board.enter("warm-up")  # a compiled model has been in evaluation mode
+        else:
+            metrics.write_if_due()
+        self._save_if_due(now=self._agree_every > 0 and step % self._agree_every == 0)
 
     def _end_epoch(self) -> None:
-        position, hooks = self.position, self._hooks
-        self.evaluation = hooks.evaluate()
-        if self.evaluation is not None:
-            self._checkpoints.see_evaluation(self.evaluation)
+        """Evaluate at the end of an epoch, or of the part that this run trains; save if that is due. Collective."""
+        position, metrics = self.position, self._metrics
+        if records := self._evaluate():
+            metrics.show.line(epoch_line(self._options.epochs, records[-1], metrics.of_epoch, self._task))
         if self._epoch_is_over:
             position.epoch, position.samples = position.epoch + 1, 0
-        is_evaluated = self.evaluation is not None or self._task.test_data is None
-        hooks.after_epoch(epoch_is_over=self._epoch_is_over, is_evaluated=is_evaluated)
+        self._call(self._on_epoch, "epoch hook")
+        self._save_if_due(now=True, epoch_is_over=self._epoch_is_over)
 
-    def _see(self, evaluation: Evaluation | None) -> None:
-        if evaluation is not None:
-            self.evaluation = evaluation
-            self._checkpoints.see_evaluation(evaluation)
+    def _evaluate(self) -> list[StepRecord]:
+        """Evaluate, and write the records since the last ones, the last of them with the evaluation. Collective.
+
+        There is no evaluation without test data, or if the training is to end before it would be over.
+        """
+        self.evaluation, records = None, self._metrics.gather()
+        self._run.job.board.enter("evaluating")
+        if self._preemption.wish(now=True).reason is None:
+            self.evaluation = evaluate(self._run, self._trainer, self._options, self._preemption.ends)
+        if self.evaluation is not None and records:
+            records[-1].val_loss, records[-1].val_accuracy = self.evaluation.loss, self.evaluation.accuracy
+            records[-1].more |= {f"val_{name}": value for name, value in self.evaluation.metrics.items()}
+        self._metrics.write(records)
+        if self.evaluation is not None:
+            self._checkpoints.see_evaluation(self.evaluation)
+        return records
+
+    def _save_if_due(self, *, now: bool, epoch_is_over: bool = False) -> None:
+        """Save if a checkpoint is due, and end the training early if a rank is asked to. Collective.
+
+        Args:
+            now: the ranks agree at once on what each is asked to do.
+            epoch_is_over: all of the epoch's steps are done, not only those that ``--max-steps`` allows.
+
+        Raises:
+            Preempted: the training ends early; it is saved.
+        """
+        position, checkpoints, preemption = self.position, self._checkpoints, self._preemption
+        wish = preemption.wish(now=now)
+        is_due = checkpoints.is_due(position, epoch_is_over=epoch_is_over) or wish.saves
+        if is_due or wish.reason or preemption.is_stopped:  # each leads to a checkpoint
+            self._metrics.write_rest()
+        if is_due:
+            checkpoints.save(position)
+            self._metrics.leave_out_pause()
+            wish = preemption.wish(now=True)  # now it is known how long that takes
+        is_at_end = position.epoch >= self._options.epochs or position.step == self.last_step
+        is_evaluated = self.evaluation is not None or self._task.test_data is None
+        if wish.reason and not (is_at_end and is_evaluated):
+            end_early(self._run, checkpoints, position, wish.reason)
+
+    def _call(self, hooks: Sequence[Hook], phase: str) -> None:
+        if not hooks:
+            return
+        self._state.records = self._metrics.newest
+        # A hook that evaluates may leave the model in evaluation mode; one that freezes a part means it.
+        with self._run.job.board.during(phase), modes_kept(self._trainer.roots, if_evaluating=True):
+            for hook in hooks:
+                hook(self._state)
 
     def note_loss(self, loss: Tensor) -> None:
         """A loss of this step: the first counts, until one is logged by its name."""
@@ -232,7 +299,7 @@ class Training:
 
     def stop(self) -> None:
         """This rank asks for the end of the training after this step, with a checkpoint."""
-        self._hooks.preemption.stop()
+        self._preemption.stop()
 
     def result(self) -> Result:
         """How the training has ended, which rank 0 prints."""

@@ -18,7 +18,6 @@ from runner.options.job_settings import JobSettings
 from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.settings import LAYOUT, ParallelSettings
 from runner.training.loggers.registry import chosen_loggers
-from runner.training.requeue import check_requeue
 from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
 
@@ -136,11 +135,14 @@ def check_output(run: Run, settings: Settings) -> None:
     Raises:
         UsageError: it cannot, or ``--requeue`` cannot be obeyed.
     """
-    if settings.requeue:
-        run.on_main(lambda: check_requeue(os.environ))
     folders = {"--checkpoint-dir": settings.checkpoint_dir, "--metrics": settings.metrics.parent}
 
     def check() -> None:
+        if settings.requeue and "SLURM_JOB_ID" not in os.environ:
+            raise UsageError(
+                "--requeue: this is no Slurm job",
+                fix="leave it out; with another scheduler exit code 75 says to run it again",
+            )
         for option, folder in folders.items():
             make_writable(folder, option)
         for chosen in chosen_loggers(settings.logger, settings.checkpoint_dir):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, folder_of, ok, run
+from tests.launching import ok
 from tests.layouts import case, needing
 from tests.results import metrics, refused
 from tests.turns import Turns
@@ -73,21 +73,6 @@ def test_another_run_in_the_folder_has_its_own_best(turns: Turns, tmp_path: Path
     assert (tmp_path / "best").resolve() == tmp_path / "step-8"
     (before,) = tmp_path.glob("earlier*/**/best")
     assert before.resolve() == before.parent / "step-8"
-
-
-def test_the_best_is_named_by_a_file_where_links_are_not_to_be_had(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    job = [*RUNNER, *JOB, "--keep-best=loss", "--without-links", f"--checkpoint-dir={folder}"]
-    for _ in range(2):
-        ok(run(*job, "--epochs=1", cwd=folder_of("task_fields")))
-    assert (folder / "best").read_text() == "step-8\n"
-    assert [path.read_text() for path in folder.glob("earlier*/best")] == ["step-8\n"]
-    done = ok(run(*job, "--epochs=2", f"--resume={folder}/best", cwd=folder_of("task_fields")))
-    assert "step 8, 1 of 2 epochs done" in done.stdout
-    assert (folder / "best").read_text() == "step-16\n"
-    listed = ok(run(*RUNNER, "checkpoint", "ls", str(folder))).stdout
-    assert [line.split()[0] for line in listed.splitlines() if "the best, " in line] == ["step-16"]
-    ok(run(*RUNNER, "checkpoint", "export", str(folder / "best"), str(tmp_path / "best.safetensors")))
 
 
 def test_one_rank_stops_the_training_with_a_checkpoint(turns: Turns, tmp_path: Path) -> None:

@@ -140,9 +140,8 @@ def _found(folder: Path, *, also_damaged: bool = False) -> list[Path]:
     Raises:
         UsageError: there is none.
     """
-    from runner.training.checkpoint.checkpoint_folder import MANIFEST, followed, is_named, named_in, steps_in
+    from runner.training.checkpoint.checkpoint_folder import MANIFEST, is_named, named_in, steps_in
 
-    folder = followed(folder)
     # A training's own folder may have a checkpoint's name.
     is_one = (folder / MANIFEST).is_file() or (also_damaged and is_named(folder) and not named_in(folder))
     found = [folder] if is_one else [path for _, path in (named_in if also_damaged else steps_in)(folder)]

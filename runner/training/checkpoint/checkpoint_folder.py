@@ -4,9 +4,8 @@
         model-00001-of-00001.safetensors     tensors; a sharded checkpoint has one file per rank: shard-00001-model-…
         checkpoint.json                      the training's position and settings, sizes and SHA-256 sums of the files
 
-Beside the folders is ``best``, a link to the checkpoint of the best evaluation, if the task says ``keep_best``. Where the file
-system has no links, ``best`` is a file with the checkpoint's name. ``shards`` writes and reads the tensors, and rank 0 reads
-once for all ranks where each shard is (``shard_index``).
+Beside the folders is ``best``, a link to the checkpoint of the best evaluation, if the task says ``keep_best``. ``shards`` writes and
+reads the tensors, and rank 0 reads once for all ranks where each shard is (``shard_index``).
 
 Nothing is pickled, so reading a checkpoint runs no code from it. A folder is written under another name and renamed once it is
 on the disk, so a folder named ``step-N`` that has its ``checkpoint.json`` is complete.
@@ -31,7 +30,6 @@ from runner.training.checkpoint.shard_index import FULL
 
 MANIFEST = "checkpoint.json"
 BEST = "best"  # a link to a checkpoint, by its name
-_NAME = r"step-\d+"
 _FORMAT = 2
 _PIECE = 1 << 22
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
@@ -94,7 +92,7 @@ def named_in(folder: Path) -> list[tuple[int, Path]]:
 
 def is_named(path: Path) -> bool:
     """Return whether a path is a folder with a checkpoint's name."""
-    return re.fullmatch(_NAME, path.name) is not None and path.is_dir()
+    return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir()
 
 
 def is_sharded(folder: Path) -> bool:
@@ -136,30 +134,19 @@ def put_in_place(staging_folder: Path, folder: Path) -> None:
 
 
 def link_best(folder: Path) -> None:
-    """Make ``best`` beside a checkpoint a link to it, or a file with its name if the file system has no links."""
+    """Make ``best`` beside a checkpoint a link to it."""
     new = folder.with_name(f".{BEST}.new")
     new.unlink(missing_ok=True)
-    try:
-        os.symlink(folder.name, new)
-    except OSError:
-        new.write_text(f"{folder.name}\n", encoding="utf-8")
+    os.symlink(folder.name, new)
     os.replace(new, folder.with_name(BEST))
     _sync(folder.parent)
 
 
 def best_in(folder: Path) -> Path | None:
-    """Return the checkpoint that ``best`` names; None without one."""
+    """Return the checkpoint that the link ``best`` names; None without one."""
     link = folder / BEST
-    named = folder / os.readlink(link) if link.is_symlink() else followed(link)
-    return named if named != link and (named / MANIFEST).is_file() else None
-
-
-def followed(path: Path) -> Path:
-    """Return the path, or for a file ``best`` the path of the checkpoint that the file names."""
-    if path.name != BEST or not path.is_file():
-        return path
-    name = path.read_text(encoding="utf-8", errors="replace").strip()
-    return path.with_name(name) if re.fullmatch(_NAME, name) else path
+    named = folder / os.readlink(link) if link.is_symlink() else None
+    return named if named and (named / MANIFEST).is_file() else None
 
 
 def remove(folder: Path) -> None:

@@ -369,8 +369,7 @@ class Checkpoints:
             for path in paths:
                 os.rename(path, folder / path.name)
             link = self._folder / checkpoint_folder.BEST
-            is_named = link.is_symlink() or link.is_file()
-            if is_named and checkpoint_folder.best_in(self._folder) is None:  # the best was moved, too
+            if link.is_symlink() and checkpoint_folder.best_in(self._folder) is None:  # the best was moved, too
                 link.rename(folder / link.name)
             self._aside = None
 

@@ -38,20 +38,12 @@ def telling_damage(path: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A file of tensors, of which only what is asked for is read.
+    """Open a file of tensors, of which only what is asked for is read.
 
     Raises:
         DamagedError: it is none.
     """
-    with telling_damage(path), open_tensors(path) as file:
-        yield file
-
-
-@contextmanager
-def open_tensors(path: Path) -> Iterator[Any]:
-    """safetensors' ``safe_open``, which refuses paths that are not UTF-8: those are opened by a descriptor."""
     from safetensors import safe_open
 
-    is_text = not any("\ud800" <= letter <= "\udfff" for letter in str(path))
-    with open(path, "rb") as whole, safe_open(path if is_text else f"/dev/fd/{whole.fileno()}", framework="pt") as file:
+    with telling_damage(path), safe_open(path, framework="pt") as file:
         yield file

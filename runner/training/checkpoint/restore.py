@@ -58,16 +58,16 @@ def _load(
     run: Run, trainer: Trainer, path: Path, settings: dict[str, Any], *, goes_on: bool
 ) -> tuple[Saved, list[str]]:
     """Load a checkpoint; nothing of it if it is damaged. Collective."""
-    full: dict[str, Tensor] = {}  # filled on rank 0
+    full: dict[str, Tensor] = {}  # filled on rank 0 if the ranks have no shards to read
     here = trainer.shapes()
-    states: list[Any] | None = None
-    sums: Sums = {}  # of the files of a sharded checkpoint, on rank 0
+    states: list[Any] | None = None  # the ranks' places in the data, on rank 0
+    sums: Sums = {}  # of all files, on rank 0
 
     def read() -> tuple[Saved, bool]:
         nonlocal states, sums
-        saved, sums = _open(path, trainer, full)
+        saved, sums = checkpoint_folder.read_manifest(path)
         states = saved.data
-        return replace(saved, data=None), bool(sums)
+        return replace(saved, data=None), trainer.is_sharded and checkpoint_folder.is_sharded(path)
 
     saved, is_sharded = run.on_main(read)
     if run.is_main:
@@ -76,10 +76,11 @@ def _load(
         files = sorted(sums.items())
         own_sums = run.scatter([dict(files[rank :: run.size]) for rank in range(run.size)] if run.is_main else None)
         _agree_on_damage(run, lambda: checkpoint_folder.check_files(path, own_sums))
-    index: Index = run.on_main(lambda: index_of(path) if is_sharded else {})
+    else:
+        run.on_main(lambda: checkpoint_folder.check_files(path, sums))
+        run.on_main(lambda: full.update(shards.read_full(path)))
+    index: Index = run.on_main(lambda: index_of(path))
     shapes = shapes_of(index)
-    if not is_sharded:
-        shapes = run.on_main(lambda: {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in full.items()})
     run.on_main(lambda: resume.check_model(saved, shapes, run.workload, here))
     own = trainer.state().groups
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
@@ -101,10 +102,7 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         UsageError: there is none, or it is damaged.
     """
-    path = checkpoint_folder.followed(path)
-    newest = (
-        path if (path / MANIFEST).is_file() else next((found for _, found in checkpoint_folder.steps_in(path)), None)
-    )
+    newest = _find_in(path, is_named=False)
     if newest is None:
         raise UsageError(f"there is no checkpoint in {path}", fix="train first, or name another --checkpoint-dir")
     _, sums = checkpoint_folder.read_manifest(newest)
@@ -133,7 +131,6 @@ def _candidates(options: Settings) -> Iterator[Path]:
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:
-    path = checkpoint_folder.followed(path)
     if (path / MANIFEST).is_file():
         return path
     for _, newest in checkpoint_folder.steps_in(path):
@@ -147,20 +144,6 @@ def _find_in(path: Path, *, is_named: bool) -> Path | None:
         problem = f"{path} is a file; a checkpoint is a folder" if path.exists() else f"there is no checkpoint {path}"
     hint = f"; there is {', '.join(others)}" if others else ""
     raise UsageError(f"--resume: {problem}{hint}")
-
-
-def _open(path: Path, trainer: Trainer, full: dict[str, Tensor]) -> tuple[Saved, Sums]:
-    """Read a checkpoint: its content, and sums of files. Called on rank 0.
-
-    The tensors are read into ``full``, unless both checkpoint and trainer are sharded: then all ranks read them later,
-    and before that check the files by the sums that are returned. Otherwise there are no sums.
-    """
-    saved, sums = checkpoint_folder.read_manifest(path)
-    if trainer.is_sharded and checkpoint_folder.is_sharded(path):
-        return saved, sums
-    checkpoint_folder.check_files(path, sums)
-    full.update(shards.read_full(path))
-    return saved, {}
 
 
 def _agree_on_damage(run: Run, read: Callable[[], None]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.training.checkpoint.damage import open_tensors
 from runner.training.checkpoint.shards import write
 
 
@@ -19,10 +18,10 @@ def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
     Raises:
         UsageError: it cannot be read, or is no safetensors file.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
 
     try:
-        with open_tensors(path) as file:
+        with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # it is no dict
                 yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:

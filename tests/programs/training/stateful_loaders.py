@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from runner.training.hooks.state import State
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
+from runner.training.training import State
 
 LENGTH, BATCH = 46, 4  # of an epoch on two ranks the sixth step is a short one
 

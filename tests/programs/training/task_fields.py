@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runner.base.settings import option
-from runner.training.hooks.state import State
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
-
-
-def refuse(*_: Any, **__: Any) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
+from runner.training.training import State
 
 
 class Steps:
@@ -52,7 +46,6 @@ class Options(Settings):
     warmup: int = 0
     evaluate_every: int = 0
     keep_best: str = ""
-    without_links: bool = False  # as on a file system that has none
     stops_at: int = option(0, "the step after which rank 0 stops")
     own_state: bool = option(False, "state of the task's own")
     resets: bool = option(False, "its load_state_dict is missing")
@@ -60,8 +53,6 @@ class Options(Settings):
 
 def main(run: Run, options: Options) -> None:
     """Train."""
-    if options.without_links:
-        os.symlink = refuse
     torch.manual_seed(options.seed)
     inputs = torch.randn(72, 4, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))

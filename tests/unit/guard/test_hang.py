@@ -23,7 +23,7 @@ from runner.guard.link.messages import Reason
 from runner.guard.report.board import Board
 from runner.guard.settings import Watched
 from runner.training.checkpoint.checkpoints import SaveTimes
-from runner.training.preemption import Preemption, Wish
+from runner.training.preemption import Preemption
 
 OWN = Path(stacks.__file__).parents[2]  # the runner's folder
 
@@ -428,36 +428,6 @@ def test_before_the_time_limit_there_is_time_for_a_step_and_a_checkpoint_as_long
     clock.now += 400  # a checkpoint, written in the background for the most part
     saves.longest, saves.spent = 300.0, 400.0
     assert min(until, 628) <= steps(preemption, 10.0) <= min(until, 628) + 10  # 1000 - 1.2 (300 + 10)
-
-
-def test_where_metrics_are_gathered_the_ranks_agree_with_them() -> None:
-    """Runs without ``sum``: a collective of its own would fail."""
-    runs: list[Any] = [SimpleNamespace(size=2, data_size=2, is_main=rank == 0) for rank in range(2)]
-    ranks = [Preemption(run, None, lambda: True) for run in runs]
-    ranks[1].receive(signal.SIGUSR1, None)
-    sums = [sum(numbers) for numbers in zip(*(rank.share() for rank in ranks), strict=True)]
-    for rank in ranks:
-        rank.take_sums(sums)
-    assert [rank.wish() for rank in ranks] == [Wish(saves=True, reason="SIGUSR1")] * 2
-
-
-@pytest.mark.parametrize("every", [1, 2, 5, 20, 50])
-def test_metrics_leave_few_collectives_to_be_made(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand steps of a millisecond, of which five per second would have one."""
-    clock, own = Clock(monkeypatch), []
-    run: Any = SimpleNamespace(size=2, data_size=2, is_main=True, sum=lambda *sent, **_: own.append(1) or list(sent))
-    preemption = Preemption(run, None)
-    for step in range(1, 1001):
-        clock.now += 0.001
-        if step % every == 0:
-            preemption.take_sums(preemption.share())
-        preemption.wish()
-    assert len(own) <= 10
-
-
-def test_they_do_not_where_only_some_ranks_gather_them() -> None:
-    run: Any = SimpleNamespace(size=4, data_size=2, is_main=False)
-    assert Preemption(run, None).share() == []
 
 
 def test_after_a_checkpoint_the_phase_before_goes_on() -> None:

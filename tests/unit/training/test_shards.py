@@ -22,7 +22,7 @@ from runner.base.errors import UsageError
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.damage import DamagedError
 from runner.training.checkpoint.shard_index import FULL, are_complete, index_of, path_of, shapes_of
-from runner.training.checkpoint.weights import read_weights, write_weights
+from runner.training.checkpoint.weights import write_weights
 from tests.launching import ROOT
 from tests.programs.training import exact
 
@@ -238,12 +238,3 @@ def test_others_may_read_what_the_umask_says(umask: int, mode: int, tmp_path: Pa
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
-
-
-def test_a_path_may_hold_any_bytes(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"\xff")
-    folder.mkdir()
-    shards.write_part(folder, {"a": torch.arange(3)})
-    assert shards.read_full(folder)["a"].tolist() == [0, 1, 2]
-    write_weights(folder / "w.safetensors", {"a": torch.arange(3)})
-    assert [name for name, _ in read_weights(folder / "w.safetensors")] == ["a"]

@@ -24,11 +24,10 @@ from runner.base.errors import RunnerError, UsageError
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.writing import writing
 from runner.training.data.random_numbers import seed_random_numbers
-from runner.training.hooks.metrics import MetricsHook
-from runner.training.hooks.state import State
 from runner.training.metrics.progress import Lines
 from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
 from runner.training.settings import Settings
+from runner.training.step_metrics import StepMetrics
 from runner.training.summary import epoch_line
 from tests.launching import ROOT
 from workloads.data.images import digits
@@ -175,11 +174,9 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
 @pytest.mark.parametrize("parts", [(6,), (1, 5), (2, 2, 2), (5, 1)])
 def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are written together: --log-every, and checkpoints, decide that."""
-    log: Any = SimpleNamespace(write=lambda records: records)
-    state = State(MagicMock(), MagicMock(), Position())
-    monkeypatch.setattr("runner.training.hooks.metrics.Pace", MagicMock())
-    metrics = MetricsHook(MagicMock(), Settings(), MagicMock(), state, MagicMock(), 12)
-    metrics._log = log
+    monkeypatch.setattr("runner.training.step_metrics.Pace", MagicMock())
+    metrics = StepMetrics(MagicMock(), Settings(), MagicMock(), Position(), MagicMock(), 12)
+    metrics.show = metrics._output = metrics._checkpoints = MagicMock()
     for first in (7.0, 1.0):  # the epoch before leaves nothing
         records = [record(step, first + step) for step in range(6)]
         records[0].samples_per_s = 2.0
