@@ -6,24 +6,33 @@
     mpirun -np 4 python -m runner workloads.resnet --pp 2 --micro-batches 8
     mpirun -np 2 python -m runner compare workloads.resnet --image-size 64 --batch-size 8
 
-It saves nothing and learns nothing, so it has no options for checkpoints, metrics or epochs.
+It saves nothing and learns nothing, so it has no options for checkpoints, metrics or epochs. Protocol and terms are those of Horovod's
+``pytorch_synthetic_benchmark.py``, so that results compare with published ones: warm-up batches, then iterations of some batches each,
+and their mean plus or minus 1.96 standard deviations, per rank and in total.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import statistics
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from runner.backends.timing import own_seconds_per_call
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive
 from runner.base.settings import option
+from runner.parallel import make_trainer
 from runner.parallel.task import Plan, Task
-from runner.training.benchmark import Protocol, benchmark
+from runner.parallel.trees import to_device
+from runner.training.data.feeds import feed_of, with_batch_of
+from runner.training.data.source import source_of
 from runner.training.run import Run
+from runner.training.same_task import check_task
 from runner.training.settings import StepSettings
 from workloads.models.convnets import chained
 
@@ -66,12 +75,40 @@ def main(run: Run, options: Options) -> None:
         unit="images",
         plan=PLAN,
     )
-    protocol = Protocol(
-        warmup_batches=options.warmup_batches,
-        batches_per_iteration=options.batches_per_iteration,
-        iterations=options.iterations,
-    )
-    benchmark(run, task, options, protocol)
+    if run.train_by is not None:
+        run.train_by(run, task, options)
+    else:
+        benchmark(run, task, options)
+
+
+def benchmark(run: Run, task: Task, options: Options) -> None:
+    """Train repeatedly on one batch per rank, and print the speed. Collective."""
+    device, source = run.device, source_of(task)
+    settings = with_batch_of(source, options)
+    looks = check_task(run, task, settings)
+    trainer = make_trainer(task, run.setting(settings.dtype, settings, looks["training"].batch))
+    first = next(feed_of(run, source, replace(settings, workers=0)).batches(0, 0))
+    batch = to_device(first.value, device, trainer.dtype)
+    board, number = run.job.board, itertools.count(1)
+    batches = options.warmup_batches + options.iterations * options.batches_per_iteration
+
+    def step() -> None:
+        trainer.step(batch)
+        board.step(next(number), batches, 1, 1)
+
+    one = "rank" if run.data_size == run.size else "data-parallel rank"
+    run.print(f"batch size: {settings.batch_size} per {one}, {run.size} ranks on {device.type}")
+    with board.training():
+        own_seconds_per_call(step, options.warmup_batches, device)
+        speeds = []
+        for iteration in range(options.iterations):
+            seconds = own_seconds_per_call(step, options.batches_per_iteration, device)
+            speeds.append(settings.batch_size / seconds)
+            run.print(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
+    mean, interval = statistics.fmean(speeds), 1.96 * statistics.pstdev(speeds)
+    total, spread = run.sum(mean, interval)
+    run.print(f"{task.unit}/s per {one}: {mean:.1f} ± {interval:.1f}")
+    run.print(f"total {task.unit}/s on {run.size} rank(s): {total:.1f} ± {spread:.1f}")
 
 
 class Synthetic(Dataset[Any]):

@@ -57,7 +57,7 @@ class Run:
     workload: str  # the module's name
     layout: Layout  # which rank has which part of the model and the data
     settings: Any = None  # a ``Settings``, where the workload takes one, or the script has said them
-    # Set by a tool that trains the task itself; called with (run, task, options) in the place of fit() and benchmark().
+    # Set by a tool that trains the task itself; called with (run, task, options) in the place of the training.
     train_by: Callable[[Run, Any, Any], Any] | None = None
     # For decisions that all ranks have to take alike, such as which layers a step leaves out: fit() seeds it by seed and step.
     common_random: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311  # no secret

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parameter import is_lazy
 
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.base.plain_values import plain
 from runner.parallel.batch_forms import parts_of, with_tensors
-from runner.parallel.task import Plan, Task
+from runner.parallel.task import Task
 from runner.rendezvous.records.topology import ranks_text
 from runner.training.data.alike import ranks_unlike_first
 from runner.training.data.feeds import order_of, reading_of, with_batch_of
@@ -37,8 +35,8 @@ Facts = dict[str, str]
 def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look]:
     """Check that the data can be trained on, and that all ranks train the same. Collective: some numbers are reduced.
 
-    Compared are lengths of the data and of an epoch, options, settings and plan of the task, names and shapes of parameters, and some samples, if
-    they read the same twice on all ranks.
+    Compared are lengths of the data and of an epoch, options, settings and plan of the task, and some samples, if they read the same
+    twice on all ranks.
 
     Returns:
         A look at the ``training`` data, and at the ``test`` data if there is any.
@@ -110,39 +108,23 @@ def example_of(run: Run, task: Task, options: StepSettings) -> Any:
 
 
 def _facts(task: Task, options: StepSettings, lengths: Mapping[str, int | None], steps: int | None) -> Facts:
-    """Return the facts that must be equal on all ranks, by name."""
+    """Return the facts that must be equal on all ranks, by name. ``make_trainer`` compares the models."""
     found: Facts = {}
     for name in ("training", "test"):
         length = lengths.get(name, "no")
         found[f"the {name} data has"] = "no length" if length is None else f"{length} samples"
     found["an epoch has"] = f"{steps} steps"
-    found |= _options(options)
-    for name in ("is_classification", "units_per_sample"):
+    for name in (one.name for one in fields(options) if one.name not in _OWN):
+        found[f"the option {name} is"] = repr(getattr(options, name))
+    for name in ("is_classification", "units_per_sample", "warmup", "evaluate_every", "keep_best"):
         found[f"the task's {name} is"] = repr(getattr(task, name))
     found["the task has"] = "a schedule" if task.schedule is not None else "no schedule"
-    for name in ("warmup", "evaluate_every", "keep_best"):
-        found[f"the task's {name} is"] = repr(getattr(task, name))
     found["the task's metrics are"] = ", ".join(task.metrics) or "none"
     found |= {f"the task's setting {name!r} is": repr(plain(value)) for name, value in task.settings.items()}
-    found["the plan is"] = _plan(task.plan)
-    if isinstance(task.model, nn.Module):
-        for name, tensor in task.model.named_parameters():
-            found[f"the parameter {name} is"] = "not initialised" if is_lazy(tensor) else f"{list(tensor.shape)}"
+    plan = task.plan
+    styles = [(name, type(one).__name__) for name, one in [*plan.tensor.items(), *plan.sequence.items()]]
+    found["the plan is"] = f"{plan.shard} {plan.pipeline} {plan.outputs} {styles}"
     return found
-
-
-def _options(options: StepSettings) -> Facts:
-    """The options by their names."""
-    return {
-        f"the option {one.name} is": repr(getattr(options, one.name)) for one in fields(options) if one.name not in _OWN
-    }
-
-
-def _plan(plan: Plan) -> str:
-    styles = {
-        name: {key: type(one).__name__ for key, one in getattr(plan, name).items()} for name in ("tensor", "sequence")
-    }
-    return f"{plan.shard} {plan.pipeline} {plan.outputs} {styles}"
 
 
 def _differences(everyone: list[Facts]) -> list[str]:

@@ -24,7 +24,7 @@ CLOSURE = "LBFGS.step()"
             "split",
             ["samples of the training data are others on rank 1 than on rank 0", "torch.manual_seed(options.seed)"],
         ),
-        ("parameters", ["the parameter 0.weight is [3, 8] on rank 0, [8, 8] on rank 1"]),
+        ("parameters", ["models that differ: rank 0 has 0.weight "]),
         ("setting", ["the task's setting 'width' is 8 on rank 0, 9 on rank 1"]),
         ("dict", ["{'x': float32 [2, 8], 'y': int64 [2]}", "make each sample a pair (input, target)"]),
         ("three parts", ["[float32 [2, 8], int64 [2], float32 [2]]", "make each sample a pair"]),

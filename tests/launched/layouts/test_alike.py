@@ -46,7 +46,7 @@ def test_the_losses_are_those_of_rank_0s_model(
 @pytest.mark.parametrize(
     ("ranks", "layout", "by", "told"),
     [
-        case(2, "--strategy fsdp", "shape", "the parameter 0.weight is [64, 16] on rank 0, [65, 16] on rank 1"),
+        case(2, "--strategy fsdp", "shape", "models that differ: rank 0 has 0.weight "),
         case(
             2,
             "--tp 2",
