@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from runner.base.errors import UsageError
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import precision
 from runner.parallel.batch_forms import form_of
-from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, weighted
+from runner.parallel.task import Best, Task, WeightedLoss, counts_itself, members_of, weighted
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import map_tensors
-from runner.training.counting_metrics import results_of
 from runner.training.run import Run
 
 
@@ -114,7 +115,7 @@ class EvaluationSums:
                 total, number = pairs[name]
                 metrics[name] = total / number if number else math.nan
             else:
-                metrics |= results_of(name, metric, self._run)
+                metrics |= _results_of(name, metric, self._run)
         accuracy = right / predictions if predictions and not without else None
         return Evaluation(loss / weight if weight else math.nan, accuracy, metrics)
 
@@ -160,3 +161,57 @@ def _number_of(name: str, value: Any) -> WeightedLoss:
             f"the metric {name} is {form_of(value)}, and has to be one number, or a pair (sum, weight)",
             fix="return the mean over the batch, or a sum and the number of its parts",
         ) from None
+
+
+def _results_of(name: str, metric: Any, run: Run) -> dict[str, float]:
+    """Return the numbers of a metric of torchmetrics, or of a collection of them, over all ranks by name. Collective.
+
+    Raises:
+        UsageError: one is no number, or cannot be gathered from the ranks.
+    """
+    for one in members_of(metric):
+        one.process_group = run.group()
+        _fill_lists(name, one, run)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric")  # on a rank that has no test data
+        value = metric.compute()
+    found = {f"{name}_{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+    for key, one in found.items():
+        if not isinstance(one, Real) and not (isinstance(one, Tensor) and one.numel() == 1):
+            raise UsageError(
+                f"the metric {key} is {form_of(one)}, and has to be one number",
+                fix="let it average, for example by average='macro'",
+            )
+    return {key: float(one) for key, one in found.items()}
+
+
+@raised_on_all_ranks()
+def _fill_lists(name: str, metric: Any, run: Run) -> None:
+    """Extend the lists of tensors that a metric keeps by empty ones, to the same length on all ranks. Collective.
+
+    torchmetrics gathers such tensors one after the other, and a rank may have seen fewer batches than others, or none.
+
+    Raises:
+        UsageError: the tensors are scalars, which cannot be empty.
+    """
+    lists = {key: state for key, state in getattr(metric, "metric_state", {}).items() if isinstance(state, list)}
+    if run.data_size == 1 or not lists:
+        return
+    own = {
+        key: (len(state), (state[0].dtype, state[0].shape) if state and isinstance(state[0], Tensor) else None)
+        for key, state in lists.items()
+    }
+    everyone: list[Any] = [None] * run.data_size
+    dist.all_gather_object(everyone, own, group=run.group())
+    for key, state in lists.items():
+        forms = [one[key] for one in everyone]
+        most, form = max(forms, key=lambda one: one[0])
+        if all(count == most for count, _ in forms):
+            continue
+        dtype, shape = form or (None, ())
+        if not shape:
+            raise UsageError(
+                f"the metric {name} keeps single numbers ({key}), and the ranks have different counts of them, which torchmetrics cannot gather",
+                fix="give a function of (outputs, targets) that returns a pair (sum, weight)",
+            )
+        state.extend([torch.empty((0, *shape[1:]), dtype=dtype, device=run.device)] * (most - len(state)))

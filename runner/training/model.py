@@ -84,11 +84,7 @@ class Model:
                     "a model in a pipeline cannot be called: its schedule calls the stages",
                     fix="give prepare() the loss, and call model.train_step(inputs, targets)",
                 )
-        if self._is_frozen:
-            with trainer.computing():
-                outputs = trainer.model(*inputs, **named)
-        else:
-            outputs = trainer.forward(*inputs, **named)
+        outputs = self._outputs(*inputs, **named) if self._is_frozen else trainer.forward(*inputs, **named)
         return self._as_users_have_it(outputs)
 
     def backward(self, loss: Tensor) -> None:

@@ -32,7 +32,7 @@ class OwnLoop:
     def __init__(self, run: Run, settings: Settings) -> None:
         """Start the own loop of a script's run, with the run's settings."""
         self._run, self._settings = run, settings
-        self._models: dict[str, tuple[Model, Task]] = {}
+        self._models: dict[str, Model] = {}
         self._own: dict[str, Stateful] = {}
         self._training: Training | None = None
 
@@ -69,7 +69,7 @@ class OwnLoop:
             check_finite(run, trainer, self.position, loss)
 
         made = Model(name, trainer, run.job, self._note_loss, check if settings.check_finite else None)
-        self._models[name] = made, task
+        self._models[name] = made
         return made
 
     def register(self, own: Mapping[str, Stateful]) -> None:
@@ -87,7 +87,7 @@ class OwnLoop:
                 raise UsageError(
                     "batches() before prepare(): nothing is to be trained", fix="call run.prepare(model, …) first"
                 )
-        first = next(iter(self._models.values()))[1]
+        first = next(iter(self._models.values())).trainer.task
         check_output(run, settings)
         with owning(run, settings) as see_that_own:
             task = Task(
@@ -101,7 +101,7 @@ class OwnLoop:
             source = replace(source_of(task), drop_last=True)  # the script's own mean over a batch weighs ranks alike
             settings = with_batch_of(source, settings)
             check_task(run, task, settings)
-            trainer = Several(task, {name: one.trainer for name, (one, _) in self._models.items()}, self._own)
+            trainer = Several(task, {name: one.trainer for name, one in self._models.items()}, self._own)
             self._training = training = Training(run, task, settings, feed_of(run, source, settings), trainer)
             if training.is_at_its_end:
                 training.nothing_left()
@@ -131,7 +131,7 @@ class OwnLoop:
 
     def _check_stepped(self, problem: str, fix: str) -> None:
         """A checkpoint holds no gradients, and a loop that has forgotten the step would train nothing."""
-        for name, (model, _) in self._models.items():
+        for name, model in self._models.items():
             if model.has_gradients:
                 raise UsageError(problem.format(name), fix=fix.format(name))
 

@@ -95,10 +95,11 @@ class Training:
         self._run, self._task, self._options, self._trainer = run, task, options, trainer
         self._feed, self._on_step, self._on_epoch = feed, on_step, on_epoch
         settings = resume.settings_of(run, task, options, trainer)
-        whole = with_own_state(trainer)
-        self._checkpoints = Checkpoints(run, whole, options, settings)
-        self.saved, self._changes = restore(run, whole, options, settings)
+        self._whole = with_own_state(trainer)
+        self._checkpoints = Checkpoints(run, self._whole, options, settings)
+        self.saved, self._changes = restore(run, self._whole, options, settings)
         self.position = self.saved.position if self.saved else Position()
+        self._first_step = self.position.step + 1  # of this run
         self.evaluation: Evaluation | None = None
         self._meter = Meter(run, task)
         self.last_step = _last_step(self.position, feed, options)
@@ -203,7 +204,8 @@ class Training:
             self._call(self._on_step, "step hook")
             if self._replicas and position.step % (self._options.check_replicas or 1) == 0:
                 self._replicas.check(position.step)
-            self._checkpoints.see_step()
+            if position.step == self._first_step:
+                self._whole.check_state()  # the optimizer has a state now: refuse one that cannot be saved
             if not is_last:  # else metrics and checkpoints follow after the evaluation
                 self._end_step()
 

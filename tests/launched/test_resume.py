@@ -262,11 +262,12 @@ def test_what_is_not_complete_is_passed_over(trained: Trained, tmp_path: Path) -
         (tmp_path / name / "model-00001-of-00001.safetensors").write_bytes(b"half")
     refused(
         trained(1, tmp_path, *SHORT, "--resume", str(tmp_path / "step-9")),
-        "step-9 is not complete; there is ",
+        "--resume: there is no complete checkpoint ",
+        "step-9; there is ",
         "step-8",
     )
     manifest = tmp_path / "step-8" / "checkpoint.json"
-    refused(trained(1, tmp_path, *SHORT, "--resume", str(manifest)), f"{manifest} is a file; a checkpoint is a folder")
+    refused(trained(1, tmp_path, *SHORT, "--resume", str(manifest)), f"no complete checkpoint {manifest}")
     done = ok(trained(1, tmp_path, *SHORT, "--epochs", "3", "--keep", "1", "--resume"))
     assert f"{tmp_path}/step-8, step 8" in done.stdout
     assert steps_of(tmp_path) == [12]

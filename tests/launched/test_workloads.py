@@ -239,7 +239,7 @@ def test_an_option_without_effect_is_refused_by_the_benchmark(turns: Turns) -> N
         (["--data", "mnist", "--data-dir", "/proc/nothing"], ["--data-dir: ", "/proc/nothing"]),
         (["--checkpoint-dir", "/proc/nothing"], ["--checkpoint-dir: ", "/proc/nothing"]),
         (["--data", "digits", "--batch-size", "5000"], ["5000"]),
-        (["--data", "digits", "--resume", "nothing.pt"], ["there is no checkpoint nothing.pt"]),
+        (["--data", "digits", "--resume", "nothing.pt"], ["there is no complete checkpoint nothing.pt"]),
         (["--data", "digits", "--metrics", "/tmp"], ["/tmp: Is a directory"]),
         (
             ["--data", "digits", "--max-steps", "9", "--profile", "9-10"],

@@ -58,19 +58,18 @@ class Checkpoints:
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # step and time of the newest checkpoint
         self._has_saved = False
-        self._good: Path | None = (
-            None  # the last complete checkpoint with a finite loss; at first the one to resume from
-        )
-        self._odd: set[Path] = set()  # the checkpoints since then, whose loss is not finite
+        # The last complete checkpoint with a finite loss; at first the one to resume from.
+        self._good: Path | None = None
         self._finite: Finite
         self._see_that_own: Callable[[], None]
-        self._unfinished: Callable[[], None] | None = None
+        self._unfinished: tuple[Callable[[], None], Saved] | None = (
+            None  # writes a checkpoint, or waits until it is written
+        )
         self._group: Any = None
         self._staging = Staging()
         self._best = None if trainer.task.keep_best is None else Best.of(trainer.task.keep_best)
         self._best_number: float | None = None  # the number of the best evaluation so far, as rank 0 knows it
         self._is_best = False  # whether the present state has that number
-        self._is_checked = False  # whether the state was checked after the first step
         trainer.check_state()  # refuses a state that cannot be saved now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
@@ -95,12 +94,8 @@ class Checkpoints:
         if saved is None:
             return
         self._best_number = self._run.on_main(self._number_of_best)
-        if saved.is_finite:
-            self._good = saved.path
-        else:
-            there = [path for _, path in checkpoint_folder.steps_in(self._folder)]
-            self._odd = {path for path in there if not _was_finite(path)}
-            self._good = next((path for path in there if path not in self._odd), None)
+        there = (path for _, path in checkpoint_folder.steps_in(self._folder))
+        self._good = saved.path if saved.is_finite else next(filter(_was_finite, there), None)
         if saved.path.resolve() == self._path_of(saved.position.step).resolve():
             self._step = saved.position.step
 
@@ -144,16 +139,6 @@ class Checkpoints:
         if what := self._finite.what_is_odd():
             self._give_up(what)
 
-    def see_step(self) -> None:
-        """Check, after this run's first step, that the state can be saved.
-
-        Raises:
-            UsageError: the state cannot be saved.
-        """
-        if not self._is_checked:
-            self._is_checked = True
-            self._trainer.check_state()
-
     def is_due(self, position: Position, *, epoch_is_over: bool = False) -> bool:
         """Return whether ``--save-every`` asks for a checkpoint at this step, or at the end of this epoch."""
         number, unit = self.options.save_every
@@ -171,7 +156,7 @@ class Checkpoints:
     def save(self, position: Position) -> None:
         """Write a checkpoint, and remove the oldest beyond ``--keep``; with ``--save-async`` while the training continues.
 
-        Does nothing if the newest checkpoint is this step's. A checkpoint after a loss that is not finite removes no good one.
+        Does nothing if the newest checkpoint is this step's. The last checkpoint with a finite loss is kept.
 
         Raises:
             RunnerError: weights are not finite, or this checkpoint or the one before cannot be written. Older ones are kept.
@@ -189,10 +174,10 @@ class Checkpoints:
         """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
+            write, saved = unfinished
             with self._saving():
-                unfinished()
-            path = self._path_of(self._step)
-            self._good = self._good if path in self._odd else path
+                write()
+            self._good = saved.path if saved.is_finite else self._good
 
     def _check_weights(self, step: int) -> None:
         """Check that the weights are finite. Collective.
@@ -241,10 +226,6 @@ class Checkpoints:
         )
         self._is_best = False
         self._step, self._saved_at = position.step, time.monotonic()
-        if saved.is_finite:
-            self._odd.clear()
-        else:
-            self._odd.add(saved.path)
         here = trainer.is_sharded or run.is_main
         tensors: Mapping[str, Tensor] = state.tensors if here else {}
         if is_async:  # the next step changes the originals
@@ -252,7 +233,7 @@ class Checkpoints:
         write: Callable[[], None] = functools.partial(self._write, saved, tensors)
         if is_async and here:
             write = _in_background(write, run.device).result
-        self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write)
+        self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write), saved
         if not is_async or trainer.left_out is not None:
             self.finish()
         if (lost := trainer.left_out) is not None:
@@ -334,18 +315,15 @@ class Checkpoints:
             checkpoint_folder.put_in_place(staging_folder, saved.path)
             if saved.best is not None:
                 checkpoint_folder.link_best(saved.path)
-        self._prune(saved.path.parent)
+        with self._writing(self._folder):
+            self._prune(saved.path if saved.is_finite else self._good)
 
-    def _prune(self, folder: Path) -> None:
-        """Remove the oldest good checkpoints beyond ``--keep``, and as many of those that are not finite. Called on rank 0."""
-        with self._writing(folder):
-            best = checkpoint_folder.best_in(folder)
-            there = [path for _, path in checkpoint_folder.steps_in(folder)]
-            odd = [path for path in there if path in self._odd]
-            good = [path for path in there if path not in self._odd]
-            for path in good[self.options.keep :] + odd[self.options.keep :]:
-                if path != best:
-                    checkpoint_folder.remove(path)
+    def _prune(self, good: Path | None) -> None:
+        """Remove the oldest checkpoints beyond ``--keep``, but neither the best nor the last good one. Called on rank 0."""
+        kept = {path.resolve() for path in (good, checkpoint_folder.best_in(self._folder)) if path is not None}
+        for _, path in checkpoint_folder.steps_in(self._folder)[self.options.keep :]:
+            if path.resolve() not in kept:
+                checkpoint_folder.remove(path)
 
     def _number_of_best(self) -> float | None:
         """Return the number of the best checkpoint in this run's folder. Called on rank 0."""

@@ -138,12 +138,8 @@ def _find_in(path: Path, *, is_named: bool) -> Path | None:
     if not is_named:
         return None
     others = [str(other) for _, other in checkpoint_folder.steps_in(path.parent)]
-    if path.is_dir():
-        problem = f"{path} is not complete"
-    else:
-        problem = f"{path} is a file; a checkpoint is a folder" if path.exists() else f"there is no checkpoint {path}"
     hint = f"; there is {', '.join(others)}" if others else ""
-    raise UsageError(f"--resume: {problem}{hint}")
+    raise UsageError(f"--resume: there is no complete checkpoint {path}{hint}")
 
 
 def _agree_on_damage(run: Run, read: Callable[[], None]) -> None:

@@ -71,7 +71,7 @@ def check_settings(
         UsageError: the optimizer differs, or the seed or the data does in the middle of an epoch.
     """
     then = saved.settings
-    _check_optimizer(saved, then, optimizer, groups)
+    _check_optimizer(saved, optimizer, groups)
     if saved.position.samples:
         for name in ("seed", "samples"):
             if name in then and then[name] != settings[name]:
@@ -127,22 +127,20 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     return {name: scalar(value) for name, value in group.items() if name != "params" and is_plain(value)}
 
 
-def _check_optimizer(saved: Saved, then: dict[str, Any], optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
-    name = _kind(optimizer)
-    counts = [[len(group["params"]) for group in groups] for groups in (saved.groups, own)]
-    problem = f"by {then['optimizer']}, and this is {name}" if then["optimizer"] != name else None
-    if problem is None and counts[0] != counts[1]:
-        problem = f"with groups of {counts[0]} parameters in the optimizer, and here they have {counts[1]}"
-    if problem is None:
-        problem = next(
-            (
-                f"with {sorted(set(before['params']) - set(now['params']))[0]} in the optimizer's group {number}, where it is "
-                "not now"
-                for number, (before, now) in enumerate(zip(saved.groups, own, strict=True))
-                if set(before["params"]) != set(now["params"])
-            ),
-            None,
+def _check_optimizer(saved: Saved, optimizer: Optimizer, own: list[dict[str, Any]]) -> None:
+    then, now, problem = saved.settings["optimizer"], _kind(optimizer), ""
+    before, after = ([set(group["params"]) for group in groups] for groups in (saved.groups, own))
+    if then != now:
+        problem = f"by {then}, and this is {now}"
+    elif [*map(len, before)] != [*map(len, after)]:
+        problem = (
+            f"with groups of {[*map(len, before)]} parameters in the optimizer, and here they have {[*map(len, after)]}"
         )
+    elif before != after:
+        number, lost = next(
+            (number, names - after[number]) for number, names in enumerate(before) if names != after[number]
+        )
+        problem = f"with {min(lost)} in the optimizer's group {number}, where it is not now"
     if problem:
         raise UsageError(
             f"--resume: {saved.path} was made {problem}",
@@ -163,7 +161,7 @@ def _first_difference(there: dict[str, tuple[int, ...]], here: dict[str, tuple[i
             return f"it has {name}, which the model has not"
         if there[name] != here[name]:
             return f"{name} is {list(there[name])} there and {list(here[name])} here"
-    return "the names differ"
+    raise AssertionError("they are the same")
 
 
 def _text(value: Any) -> str:

@@ -14,14 +14,10 @@ _LOST = "the network file system has lost it: see that it is mounted on this hos
 _ADVICE = {
     errno.ENOSPC: f"make room there or {_ELSEWHERE}",
     errno.EDQUOT: f"make room there, have the quota raised, or {_ELSEWHERE}",
-    errno.EFBIG: f"allow larger files (ulimit -f), or {_ELSEWHERE}: the file system may allow none",
     errno.EROFS: f"have the file system mounted for writing, or {_ELSEWHERE}",
     errno.EACCES: f"have its permissions changed, or {_ELSEWHERE}",
     errno.EPERM: f"have its permissions changed, or {_ELSEWHERE}",
-    errno.ENAMETOOLONG: "name a shorter path",
     errno.ENOENT: f"something has removed its folder: let nothing do so, or {_ELSEWHERE}",
-    errno.ENOTDIR: f"a part of its path is a file: {_ELSEWHERE}",
-    errno.EMFILE: "allow more open files (ulimit -n)",
     errno.EIO: f"the disk or the network file system fails (dmesg may say why): {_ELSEWHERE}",
     errno.ESTALE: _LOST,
     errno.ENOTCONN: _LOST,
@@ -42,16 +38,6 @@ def writing(path: Path, then: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        cause = _cause(error)
-        if cause is None:
-            raise
-        advice = _ADVICE.get(cause.errno or 0, _ELSEWHERE)
-        raise RunnerError(f"cannot write {path}: {cause.strerror or cause}", fix=f"{advice}{then}") from None
-
-
-def _cause(error: BaseException | None) -> OSError | None:
-    """Return the system's error. torch.save() raises a RuntimeError while it handles the OSError of its file."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__context__
-    return error
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, _ELSEWHERE)
+        raise RunnerError(f"cannot write {path}: {error.strerror or error}", fix=f"{advice}{then}") from None

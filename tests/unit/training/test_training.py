@@ -103,10 +103,8 @@ def test_a_full_disk_is_one_line() -> None:
     [
         (errno.ENOSPC, "make room there"),
         (errno.EDQUOT, "have the quota raised"),
-        (errno.EFBIG, "ulimit -f"),
         (errno.EROFS, "mounted for writing"),
         (errno.EACCES, "permissions changed"),
-        (errno.ENAMETOOLONG, "a shorter path"),
         (errno.ENOENT, "removed its folder"),
         (errno.EIO, "dmesg"),
         (errno.ESTALE, "mounted on this host"),
