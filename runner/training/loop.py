@@ -82,18 +82,8 @@ def fit(
 
 @raised_on_all_ranks()
 def _check_stages(task: Task, feed: Feed, source: Source, options: Settings) -> None:
-    """See that all batches have one size where pipeline stages agree on shapes, and that the loss leaves them the model.
-
-    Raises:
-        UsageError: that is not so.
-    """
+    """Refuse batches of several sizes if pipeline stages agree on shapes, and a loss that calls the model itself."""
     task.check_stages(options)
-    if options.pp > 1 and source.is_stream:
-        raise UsageError(
-            f"--pp {options.pp}: layers are measured on a sample of the data, and {type(source.data).__name__} is a stream, which only "
-            "the training may read",
-            fix="give a Dataset with __getitem__ and __len__; or write your own loop, with prepare(…, data=a few samples)",
-        )
     if options.pp > 1 and not (source.drop_last and feed.is_even):
         raise UsageError(
             f"--pp {options.pp}: stages take batches of one size, and the data's may differ",
@@ -102,20 +92,12 @@ def _check_stages(task: Task, feed: Feed, source: Source, options: Settings) -> 
 
 
 def _weights(run: Run, task: Task, options: Settings) -> Iterable[tuple[str, Tensor]] | None:
-    """The weights that a fresh start begins with, if any are given.
-
-    Raises:
-        UsageError: a rank cannot read the file.
-    """
+    """Return the weights that a fresh start begins with, if any are given."""
     path = options.weights
     if path is None:
         return task.weights() if task.weights is not None else None
-    problem: UsageError | None = None
-    try:
+    with run.agreeing():
         next(read_weights(path), None)
-    except UsageError as error:
-        problem = error
-    run.agree(problem)
     return read_weights(path)
 
 

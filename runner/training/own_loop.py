@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError, raised_on_all_ranks
@@ -20,10 +19,9 @@ from runner.training.data.source import source_of
 from runner.training.finite import check_finite
 from runner.training.model import Model
 from runner.training.run import Run
-from runner.training.same_task import check_task, example_of
+from runner.training.same_task import check_task
 from runner.training.settings import Settings
 from runner.training.training import Training
-from runner.training.workload import check_output
 
 
 class OwnLoop:
@@ -58,11 +56,11 @@ class OwnLoop:
         task = Task(
             loss=loss,
             batch_loss=None if loss else _no_loss,
-            train_data=_NoData() if data is None else data,
+            train_data=[] if data is None else data,
             is_classification=False,
             **of_task,
         )
-        example = None if data is None or settings.pp == 1 else example_of(run, task, settings)
+        example = None if settings.pp == 1 else check_task(run, task, settings)["training"].batch
         trainer = make_trainer(task, run.setting(settings.dtype, settings, example))
 
         def check(loss: Tensor) -> None:
@@ -88,7 +86,6 @@ class OwnLoop:
                     "batches() before prepare(): nothing is to be trained", fix="call run.prepare(model, …) first"
                 )
         first = next(iter(self._models.values())).trainer.task
-        check_output(run, settings)
         with owning(run, settings) as see_that_own:
             task = Task(
                 model=first.model,
@@ -115,19 +112,11 @@ class OwnLoop:
                     )
             training.result()
 
-    def log(self, values: Mapping[str, float | Tensor]) -> None:
-        """See ``Run.log``."""
-        self._in_training("log()").log(values)
-
     def finish_step(self) -> None:
         """See ``Run.save_if_due``."""
-        training = self._in_training("save_if_due()")
+        training = self.training_in("save_if_due()")
         self._check_stepped("save_if_due() between backward() and step() of {0}", "call it after {0}.step()")
         training.finish_step()
-
-    def stop(self) -> None:
-        """See ``Run.stop``."""
-        self._in_training("stop()").stop()
 
     def _check_stepped(self, problem: str, fix: str) -> None:
         """A checkpoint holds no gradients, and a loop that has forgotten the step would train nothing."""
@@ -139,7 +128,8 @@ class OwnLoop:
         if self._training is not None:
             self._training.note_loss(loss)
 
-    def _in_training(self, what: str) -> Training:
+    def training_in(self, what: str) -> Training:
+        """Return the training; ``what``: the call that is an error outside of it."""
         if self._training is None:
             with raised_on_all_ranks():
                 raise UsageError(f"{what} outside of the loop", fix="call it in: for batch in run.batches(data)")
@@ -179,13 +169,6 @@ class OwnLoop:
                 f"--pp {settings.pp}: prepare() without {'the loss' if loss is None else 'the data'}, which a pipeline needs",
                 fix="say prepare(…, loss=F.cross_entropy, data=data), and call model.train_step(inputs, targets)",
             )
-
-
-class _NoData(torch.utils.data.Dataset[Any]):
-    """A model is prepared before its data is known."""
-
-    def __len__(self) -> int:
-        return 0
 
 
 @raised_on_all_ranks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -201,6 +202,16 @@ class Run:
         """Raise on all ranks of the job if any of them has a problem: see ``runner.backends.collective_errors``. Collective."""
         agree(problem, kind, group, fix=fix)
 
+    @contextmanager
+    def agreeing(self, kind: type[RunnerError] = UsageError, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+        """A context after which all ranks of the job raise a problem, of this kind, that any of them has raised. Collective."""
+        problem: RunnerError | None = None
+        try:
+            yield
+        except RunnerError as error:
+            problem = error
+        self.agree(problem, kind, group)
+
     @cached_property
     def _own(self) -> OwnLoop:
         from runner.training.own_loop import OwnLoop
@@ -243,11 +254,8 @@ class Run:
     ) -> Result:
         """Train a task to its end by the runner's loop: see ``runner.training.loop.fit``. ``options``: others than ``settings``."""
         from runner.training.loop import fit
-        from runner.training.workload import check_output
 
-        settings = options or self._settings
-        check_output(self, settings)
-        return fit(self, task, settings, on_step=on_step, on_epoch=on_epoch)
+        return fit(self, task, options or self._settings, on_step=on_step, on_epoch=on_epoch)
 
     def prepare(
         self,
@@ -308,7 +316,7 @@ class Run:
 
         All ranks log the same names in the same steps; without ``loss`` that of the step's first ``backward()`` is taken.
         """
-        self._own.log(values)
+        self._own.training_in("log()").log(values)
 
     def save_if_due(self) -> None:
         """End the step's work here, not when the next batch is asked for: write metrics, and a checkpoint if one is due."""
@@ -316,4 +324,4 @@ class Run:
 
     def stop(self) -> None:
         """End the training after this step, with a checkpoint. One rank's call is enough."""
-        self._own.stop()
+        self._own.training_in("stop()").stop()

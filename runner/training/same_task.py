@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runner.backends.comparing import number_of
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.base.plain_values import plain
 from runner.parallel.batch_forms import parts_of, with_tensors
@@ -46,12 +46,18 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
     """
     train = source_of(task)
     test = None if task.test_data is None else source_of_test(task)
+    if options.pp > 1 and task.batch_loss is None and train.is_stream:  # else prepare() has had samples
+        raise UsageError(
+            f"--pp {options.pp}: layers are measured on a sample of the data, and {type(train.data).__name__} is a stream, which only "
+            "the training may read",
+            fix="give a Dataset with __getitem__ and __len__; or write your own loop, with prepare(…, data=a few samples)",
+        )
     data = {"training": (train, options, reading_of(train, options, run.device, test))}
     if test is not None:
         own = with_batch_of(test, replace(options, given={}))
         data["test"] = test, own, reading_of(test, options, run.device, train)
     # A loss of (outputs, targets) takes pairs.
-    check = with_tensors if getattr(task, "batch_loss", None) is not None else parts_of
+    check = with_tensors if task.batch_loss is not None else parts_of
     looks: dict[str, Look] = {}
     steps: int | None = None  # of an epoch
     failed: RunnerError | None = None  # of this rank, as where a file is missing on a host
@@ -67,44 +73,22 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
         failed = error
     problem = failed or next((look.problem for look in looks.values() if look.problem), None)
     facts = _facts(task, options, {name: source.length for name, (source, _, _) in data.items()}, steps)
-    number = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
+    number = number_of(repr(facts))
     unknown = [name not in looks or looks[name].sketch is None for name in ("training", "test")]
     most = torch.tensor([number, -number, problem is not None, *unknown], device=run.device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if int(most[0]) != -int(most[1]) or int(most[2]):
         everyone: list[Any] = [None] * run.size
-        dist.all_gather_object(everyone, (facts, problem, failed))
-        if first := next((one[2] for one in everyone if one[2] is not None), None):
+        dist.all_gather_object(everyone, (facts, problem))
+        if first := next((one for _, one in everyone if one is not None), None):
             raise first
-        if differences := _differences([one[0] for one in everyone]):
-            raise _refusal(differences[:_DIFFERENCES], _FIX)
-        raise next(one for _, one, _ in everyone if one is not None)
+        raise _refusal(_differences([one for one, _ in everyone])[:_DIFFERENCES], _FIX)
     for name, is_unknown in zip(looks, most[3:].tolist(), strict=False):
         sketch = looks[name].sketch
         if sketch is not None and not is_unknown and (ranks := ranks_unlike_first(run, sketch)):
             differing = f"samples of the {name} data are others on {ranks_text(ranks)} than on rank 0"
             raise _refusal([differing], f"{_FIX}, and {_SEEDED}")
     return looks
-
-
-@raised_on_all_ranks()
-def example_of(run: Run, task: Task, options: StepSettings) -> Any:
-    """Return a batch of two samples, read as the training would.
-
-    Raises:
-        UsageError: the data is a stream, which only the training may read, or makes no pairs.
-    """
-    source = source_of(task)
-    if source.is_stream:
-        raise UsageError(
-            f"prepare(…, data=…): layers are measured on a sample, and {type(source.data).__name__} is a stream, which only the training may read",
-            fix="give a Dataset with __getitem__ and __len__, of a few samples of the same form",
-        )
-    keys = order_of(source, run.data_rank, run.data_size, with_batch_of(source, options)).first(2)
-    look = look_at(source, keys, reading_of(source, options, run.device), check=parts_of)
-    if look.problem is not None:
-        raise look.problem
-    return look.batch
 
 
 def _facts(task: Task, options: StepSettings, lengths: Mapping[str, int | None], steps: int | None) -> Facts:

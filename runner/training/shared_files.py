@@ -6,9 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
-from runner.base.errors import UsageError
 from runner.training.run import Run
 from runner.training.workload import make_writable
 
@@ -27,23 +24,14 @@ def once_per_file_system(run: Run, folder: Path, option: str, work: Callable[[],
     own_leader = leaders[topology.host_index(run.rank)]
     name = run.on_main(lambda: f".rank-{os.urandom(4).hex()}")
     marker = folder / f"{name}-{run.rank}"
-    problem: UsageError | None = None
-    if run.rank == own_leader:
-        try:
+    with run.agreeing():
+        if run.rank == own_leader:
             make_writable(folder, option)
             marker.touch()
-        except UsageError as error:
-            problem = error
-    run.agree(problem)
-    dist.barrier()
-    if run.rank == own_leader:
-        # Each name is looked up only after it was made: a network file system may cache a miss.
-        worker = next(rank for rank in leaders if (folder / f"{name}-{rank}").exists())
-        try:
-            if run.rank == worker:
+    try:
+        with run.agreeing():
+            # Each name is looked up only after it was made: a network file system may cache a miss.
+            if run.rank == own_leader == next(rank for rank in leaders if (folder / f"{name}-{rank}").exists()):
                 work()
-        except UsageError as error:
-            problem = error
-    dist.barrier()
-    marker.unlink(missing_ok=True)
-    run.agree(problem)
+    finally:
+        marker.unlink(missing_ok=True)

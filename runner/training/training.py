@@ -21,7 +21,7 @@ from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
 from runner.training.checkpoint import resume
-from runner.training.checkpoint.checkpoint_folder import Position, Saved, name_of
+from runner.training.checkpoint.checkpoint_folder import Position, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.checkpoint.restore import restore
 from runner.training.data.feed import Batch, Feed, load_states, states_of
@@ -322,9 +322,14 @@ class Training:
         Raises:
             RunnerError: its loss was not finite.
         """
-        assert self.saved is not None
-        _check_finite(self.saved)
         run, options, position = self._run, self._options, self.position
+        assert self.saved is not None
+        with raised_on_all_ranks():
+            if not self.saved.is_finite:
+                raise RunnerError(
+                    f"nothing is left to do, and the loss of {self.saved.path} was not finite",
+                    fix="continue from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",
+                )
         with run.job.board.training():
             self.evaluation = evaluate(run, self._trainer, options)
         result = Result(position.step, 0.0, *(self.evaluation or (None, None, {})))
@@ -345,12 +350,3 @@ def _last_step(position: Position, feed: Feed, options: Settings) -> int | None:
         return options.max_steps
     last = position.step + here + (options.epochs - position.epoch - 1) * whole
     return min(last, options.max_steps or last)
-
-
-@raised_on_all_ranks()
-def _check_finite(saved: Saved) -> None:
-    if not saved.is_finite:
-        raise RunnerError(
-            f"nothing is left to do, and the loss of {saved.path} was not finite",
-            fix="continue from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",
-        )

@@ -62,9 +62,8 @@ class Checkpoints:
         self._good: Path | None = None
         self._finite: Finite
         self._see_that_own: Callable[[], None]
-        self._unfinished: tuple[Callable[[], None], Saved] | None = (
-            None  # writes a checkpoint, or waits until it is written
-        )
+        # A checkpoint, and the call that writes it or waits until it is written.
+        self._unfinished: tuple[Saved, Callable[[], None]] | None = None
         self._group: Any = None
         self._staging = Staging()
         self._best = None if trainer.task.keep_best is None else Best.of(trainer.task.keep_best)
@@ -73,9 +72,7 @@ class Checkpoints:
         trainer.check_state()  # refuses a state that cannot be saved now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
-            if (
-                options.save_async
-            ):  # a thread needs a group of its own, and one of the host's for the memory of the host
+            if options.save_async:  # a thread needs its own group, of a backend that takes tensors in host memory
                 self._group = dist.new_group(backend="gloo" if is_gpu(run.device) else None)
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
@@ -174,17 +171,13 @@ class Checkpoints:
         """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
-            write, saved = unfinished
+            saved, write = unfinished
             with self._saving():
                 write()
             self._good = saved.path if saved.is_finite else self._good
 
     def _check_weights(self, step: int) -> None:
-        """Check that the weights are finite. Collective.
-
-        Raises:
-            RunnerError: weights are not finite, so the training cannot recover.
-        """
+        """End a training that cannot recover, as its weights are not finite. Collective."""
         (odd,) = self._run.sum(float(self._finite.has_odd_weights()), dimension=None)
         if odd:
             self.finish()
@@ -233,7 +226,7 @@ class Checkpoints:
         write: Callable[[], None] = functools.partial(self._write, saved, tensors)
         if is_async and here:
             write = _in_background(write, run.device).result
-        self._unfinished = write if trainer.is_sharded else functools.partial(run.on_main, write), saved
+        self._unfinished = saved, write if trainer.is_sharded else functools.partial(run.on_main, write)
         if not is_async or trainer.left_out is not None:
             self.finish()
         if (lost := trainer.left_out) is not None:
@@ -259,33 +252,18 @@ class Checkpoints:
         self.times.longest = max(self.times.longest, time.monotonic() - began)
 
     def _write_tensors(self, path: Path, staging_folder: Path, tensors: Mapping[str, Tensor]) -> Sums:
-        """Write this rank's files. Returns the sums of all files, on rank 0. Collective for shards.
-
-        Raises:
-            RunnerError: a rank cannot write.
-        """
-        run, group, is_sharded = self._run, self._group, self._trainer.is_sharded
-        sums, problem = Sums(), None
-        try:
+        """Write this rank's files. Returns the sums of all files, on rank 0. Collective for shards."""
+        if not self._trainer.is_sharded:
             with self._writing(path):
-                written = shards.write_part(staging_folder, tensors, run if is_sharded else None, group)
-                sums = checkpoint_folder.sums_of(written)
-        except RunnerError as error:
-            problem = error
-            if not is_sharded:
-                raise
-        if not is_sharded:
-            return sums
-        run.agree(problem, RunnerError, group)
+                return checkpoint_folder.sums_of(shards.write_part(staging_folder, tensors))
+        run, group, sums = self._run, self._group, Sums()
+        with run.agreeing(RunnerError, group), self._writing(path):
+            sums = checkpoint_folder.sums_of(shards.write_part(staging_folder, tensors, run, group))
         everyone = run.gather(sums, group) or []
         return {name: values for own in everyone for name, values in own.items()}
 
     def _check_shared_folder(self) -> None:
-        """Check that all ranks write to the same folder.
-
-        Raises:
-            UsageError: a host has another folder of this name.
-        """
+        """Refuse a folder that is not the same on all hosts."""
         run, folder = self._run, self._folder
         marker = folder / run.on_main(lambda: f".shared-{os.urandom(4).hex()}")
         if run.is_main:

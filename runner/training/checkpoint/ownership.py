@@ -10,7 +10,7 @@ from runner.base.locks import held
 from runner.training.loggers.registry import chosen_loggers
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.workload import make_writable
+from runner.training.workload import check_output, make_writable
 
 
 @contextmanager
@@ -20,8 +20,9 @@ def owning(run: Run, options: Settings) -> Iterator[Callable[[], None]]:
     Yields a function for rank 0 to call before it writes a checkpoint: it raises RunnerError if another run has taken a lease.
 
     Raises:
-        UsageError: another run writes there.
+        UsageError: another run writes there, or nothing can be written.
     """
+    check_output(run, options)
     checks: list[Callable[[], None]] = []
     with ExitStack() as stack:
         run.on_main(lambda: checks.append(stack.enter_context(held(_written(options), run.print))))

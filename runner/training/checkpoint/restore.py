@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from runner.parallel.state import StateDict, copy_shard
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, resume, shards
 from runner.training.checkpoint.checkpoint_folder import MANIFEST, Saved, Sums
-from runner.training.checkpoint.damage import INSTEAD, DamagedError
+from runner.training.checkpoint.damage import DamagedError
 from runner.training.checkpoint.shard_index import Index, index_of, shapes_of
 from runner.training.run import Run
 from runner.training.settings import AUTO, Settings
@@ -75,7 +75,8 @@ def _load(
     if is_sharded:  # each rank checks some of the files
         files = sorted(sums.items())
         own_sums = run.scatter([dict(files[rank :: run.size]) for rank in range(run.size)] if run.is_main else None)
-        _agree_on_damage(run, lambda: checkpoint_folder.check_files(path, own_sums))
+        with run.agreeing(DamagedError):
+            checkpoint_folder.check_files(path, own_sums)
     else:
         run.on_main(lambda: checkpoint_folder.check_files(path, sums))
         run.on_main(lambda: full.update(shards.read_full(path)))
@@ -86,7 +87,8 @@ def _load(
     changes = resume.check_settings(saved, settings, trainer.optimizer, own) if goes_on else []
     room = trainer.room(shapes, here)
     if is_sharded:  # every rank reads its shards
-        _agree_on_damage(run, lambda: shards.read_shards(path, index, room))
+        with run.agreeing(DamagedError):
+            shards.read_shards(path, index, room)
     else:
         for name, (shape, dtype) in shapes.items():
             _send(run, full.get(name), shape, dtype, room.get(name))
@@ -140,16 +142,6 @@ def _find_in(path: Path, *, is_named: bool) -> Path | None:
     others = [str(other) for _, other in checkpoint_folder.steps_in(path.parent)]
     hint = f"; there is {', '.join(others)}" if others else ""
     raise UsageError(f"--resume: there is no complete checkpoint {path}{hint}")
-
-
-def _agree_on_damage(run: Run, read: Callable[[], None]) -> None:
-    """Read, and raise on all ranks what any of them has found. Collective."""
-    problem: str | None = None
-    try:
-        read()
-    except UsageError as error:
-        problem = error.message
-    run.agree(problem, DamagedError, fix=INSTEAD)
 
 
 def _send(run: Run, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor | None) -> None:
