@@ -11,9 +11,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
@@ -21,7 +20,7 @@ from runner.base.early_signals import EARLY
 from runner.base.errors import EXIT_REQUEUE, RunnerError, raised_on_all_ranks
 from runner.launch.time_limit import margin, time_left
 from runner.training.checkpoint.checkpoint_folder import Position, name_of
-from runner.training.checkpoint.checkpoints import Checkpoints, SaveTimes
+from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -42,45 +41,33 @@ class Preempted(RunnerError):
         self.signal = reason if reason in signal.Signals.__members__ else None
 
 
-@dataclass(frozen=True)
-class Wish:
-    """A request that is looked at after a step, or after a batch of an evaluation."""
-
-    saves: bool = False  # a checkpoint, as its time has come
-    reason: str | None = None  # why the training is to save, and to end; None if it continues
-
-
 class Preemption:
-    """Requests to all ranks to save or to end. Made by ``listening``."""
+    """Requests to all ranks to save or to end. Made by ``listening``.
 
-    def __init__(
-        self,
-        run: Run,
-        left: float | None,
-        save_is_due: Callable[[], bool] = lambda: False,
-        *,
-        least: float = 0.0,
-        saves: SaveTimes | None = None,
-    ) -> None:
+    Attributes:
+        reason: why the training is to save and to end, once the ranks have agreed; None if it continues.
+        is_stopped: whether the program itself ends the training, once the ranks have agreed.
+    """
+
+    reason: str | None = None
+    is_stopped = False
+
+    def __init__(self, run: Run, checkpoints: Checkpoints, left: float | None, least: float = 0.0) -> None:
         """Begin to listen.
 
         Args:
             left: seconds until the time limit; None if there is none.
-            save_is_due: whether the time for a checkpoint has come; rank 0's answer counts.
             least: seconds before the time limit at which the training is to save at the latest.
-            saves: how long checkpoints take.
         """
-        self._run, self._save_is_due, self._least = run, save_is_due, least
+        self._run, self._checkpoints, self._least = run, checkpoints, least
         self._asked: int | None = None  # the signal that this rank has received, or _TIME_LIMIT
         self._end = None if left is None else time.monotonic() + left
-        self._saves = saves or SaveTimes()
-        self._called, self._spent = time.monotonic(), self._saves.spent  # when, and how much of it all was for saving
+        # The time of the last call, and how much of the time until then was for saving.
+        self._called, self._spent = time.monotonic(), checkpoints.times.spent
         self._longest_step = 0.0  # seconds from one call to the next
         self._count = 0  # of calls, the same on all ranks
         self._next = 1  # the call of the next agreement
         self._agreed = (0, time.monotonic())  # call and time of the last one
-        self._reason: str | None = None  # why the training ends, once the ranks have agreed
-        self.is_stopped = False  # by the program itself, once they have
 
     def stop(self) -> None:
         """This rank's program asks for the end of the training, as if it had been its last step."""
@@ -90,17 +77,20 @@ class Preemption:
         """A signal's handler."""
         self._asked = number
 
-    def wish(self, *, now: bool = False) -> Wish:
-        """Return the request of any rank. Collective: every rank calls this at the same moments of the training.
+    def agree(self, *, now: bool = False) -> bool:
+        """Take the requests of any rank. Collective: every rank calls this at the same moments of the training.
 
         Args:
             now: calls take another time from here on: the ranks agree at once, and in the next one. Otherwise they do at every so
                 many calls, and this may be none of them.
+
+        Returns:
+            Whether the time for a checkpoint has come.
         """
         self._time_step()
         self._count += 1
-        if self._reason is not None or (self._count < self._next and not now):
-            return Wish(reason=self._reason)
+        if self.reason is not None or (self._count < self._next and not now):
+            return False
         vote = self._vote()
         *asking, saves, interval = self._run.sum(*vote, dimension=None) if self._run.size > 1 else vote
         self._next, self._agreed = self._count + (1 if now else int(interval)), (self._count, time.monotonic())
@@ -108,8 +98,8 @@ class Preemption:
             if ranks and reason == _STOP:
                 self.is_stopped = True
             elif ranks:
-                self._reason = "the time limit is near" if reason == _TIME_LIMIT else signal.Signals(reason).name
-        return Wish(saves=bool(saves), reason=self._reason)
+                self.reason = "the time limit is near" if reason == _TIME_LIMIT else signal.Signals(reason).name
+        return bool(saves)
 
     def _vote(self) -> list[float]:
         """Return one flag per reason to end, then, from rank 0 only, whether a checkpoint is due and the calls until the next vote."""
@@ -118,11 +108,11 @@ class Preemption:
         if self._asked is None and self._time_is_up():
             self._asked = _TIME_LIMIT
         asked = (float(self._asked == reason) for reason in _REASONS)
-        return [*asked, float(self._save_is_due()), float(self._interval())]
+        return [*asked, float(self._checkpoints.time_is_due()), float(self._interval())]
 
     def _time_step(self) -> None:
         """Note the time since the last call, without that for checkpoints."""
-        now, spent = time.monotonic(), self._saves.spent
+        now, spent = time.monotonic(), self._checkpoints.times.spent
         seconds = now - self._called - (spent - self._spent)
         self._called, self._spent = now, spent
         if self._count:  # the first one starts the data's processes, and may compile
@@ -130,12 +120,13 @@ class Preemption:
 
     def _time_is_up(self) -> bool:
         """Whether one more step and a checkpoint might not end before the time limit."""
-        takes = _REPEATED * (self._longest_step + self._saves.longest)
+        takes = _REPEATED * (self._longest_step + self._checkpoints.times.longest)
         return self._end is not None and time.monotonic() + max(self._least, takes) > self._end
 
     def ends(self) -> bool:
-        """Whether the training is to end. Collective, as ``wish``."""
-        return self.wish().reason is not None
+        """Return whether the training is to end early. Collective, as ``agree``."""
+        self.agree()
+        return self.reason is not None
 
     def _interval(self) -> int:
         """Return the calls from this one until the next agreement. They at most double, as the first steps take longer than others."""
@@ -151,7 +142,7 @@ def listening(run: Run, checkpoints: Checkpoints) -> Iterator[Preemption]:
     passed = time.monotonic() - run.job.board.began
     left = time_left(os.environ, run.job.time_limit, passed, may_ask=run.is_main)
     least = 0.0 if left is None else margin(left, run.job.time_to_save)
-    preemption = Preemption(run, left, checkpoints.time_is_due, least=least, saves=checkpoints.times)
+    preemption = Preemption(run, checkpoints, left, least)
     free = [number for number in _SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, EARLY.receive)]
     for number in free:
         signal.signal(number, preemption.receive)

@@ -239,7 +239,8 @@ class Training:
         """
         self.evaluation, records = None, self._metrics.gather()
         self._run.job.board.enter("evaluating")
-        if self._preemption.wish(now=True).reason is None:
+        self._preemption.agree(now=True)
+        if self._preemption.reason is None:
             self.evaluation = evaluate(self._run, self._trainer, self._options, self._preemption.ends)
         if self.evaluation is not None and records:
             records[-1].val_loss, records[-1].val_accuracy = self.evaluation.loss, self.evaluation.accuracy
@@ -260,18 +261,17 @@ class Training:
             Preempted: the training ends early; it is saved.
         """
         position, checkpoints, preemption = self.position, self._checkpoints, self._preemption
-        wish = preemption.wish(now=now)
-        is_due = checkpoints.is_due(position, epoch_is_over=epoch_is_over) or wish.saves
-        if is_due or wish.reason or preemption.is_stopped:  # each leads to a checkpoint
+        is_due = preemption.agree(now=now) or checkpoints.is_due(position, epoch_is_over=epoch_is_over)
+        if is_due or preemption.reason or preemption.is_stopped:  # each leads to a checkpoint
             self._metrics.write_rest()
         if is_due:
             checkpoints.save(position)
             self._metrics.leave_out_pause()
-            wish = preemption.wish(now=True)  # now it is known how long that takes
+            preemption.agree(now=True)  # now it is known how long that takes
         is_at_end = position.epoch >= self._options.epochs or position.step == self.last_step
         is_evaluated = self.evaluation is not None or self._task.test_data is None
-        if wish.reason and not (is_at_end and is_evaluated):
-            end_early(self._run, checkpoints, position, wish.reason)
+        if preemption.reason and not (is_at_end and is_evaluated):
+            end_early(self._run, checkpoints, position, preemption.reason)
 
     def _call(self, hooks: Sequence[Hook], phase: str) -> None:
         if not hooks:

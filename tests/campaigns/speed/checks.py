@@ -27,7 +27,7 @@ from runner.backends.timing import synchronize
 from runner.guard.report.board import Board
 from runner.parallel.task import Task
 from runner.training.loop import fit
-from runner.training.preemption import Preemption, Wish
+from runner.training.preemption import Preemption
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.workload import call
@@ -67,7 +67,7 @@ def main(run: Run, argv: list[str]) -> None:
         def unwatched() -> float:
             with (
                 patch.object(Board, "step", lambda *_: None),
-                patch.object(Preemption, "wish", lambda *_, **__: Wish()),
+                patch.object(Preemption, "agree", lambda *_, **__: False),
             ):
                 return watched(every=given.max_steps)
 

@@ -392,16 +392,22 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     assert len(asked) < 300  # not at each look
 
 
+def writes(times: SaveTimes) -> Any:
+    """Checkpoints that take these times and are never due."""
+    return SimpleNamespace(times=times, time_is_due=lambda: False)
+
+
 def test_signals_are_noticed_where_calls_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after fast steps the batches of an evaluation, or the other way round."""
     clock, run = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True)
-    preemption = Preemption(cast(Any, run), None)
+    preemption = Preemption(cast(Any, run), writes(SaveTimes()), None)
     for _ in range(1000):
         clock.now += 0.001
-        preemption.wish()
-    preemption.wish(now=True)
+        preemption.agree()
+    preemption.agree(now=True)
     preemption.receive(signal.SIGUSR1, None)
-    assert preemption.wish().reason == "SIGUSR1"
+    assert preemption.ends()
+    assert preemption.reason == "SIGUSR1"
 
 
 @pytest.mark.parametrize(("least", "until"), [(60, 940), (400, 600)])
@@ -413,18 +419,19 @@ def test_before_the_time_limit_there_is_time_for_a_step_and_a_checkpoint_as_long
 
     def steps(preemption: Preemption, seconds: float) -> float:
         """Make steps until it is to end; when that is."""
-        while preemption.wish(now=True).reason is None:
+        while not preemption.reason:
             clock.now += seconds
+            preemption.agree(now=True)
         return clock.now - began
 
-    preemption = Preemption(cast(Any, run), 1000.0, least=least, saves=saves)
+    preemption = Preemption(cast(Any, run), writes(saves), 1000.0, least)
     clock.now += 300  # the first step compiles
-    preemption.wish(now=True)
+    preemption.agree(now=True)
     assert until <= steps(preemption, 10.0) <= until + 10
 
     clock.now = began
-    preemption = Preemption(cast(Any, run), 1000.0, least=least, saves=saves)
-    preemption.wish(now=True)
+    preemption = Preemption(cast(Any, run), writes(saves), 1000.0, least)
+    preemption.agree(now=True)
     clock.now += 400  # a checkpoint, written in the background for the most part
     saves.longest, saves.spent = 300.0, 400.0
     assert min(until, 628) <= steps(preemption, 10.0) <= min(until, 628) + 10  # 1000 - 1.2 (300 + 10)
@@ -477,11 +484,12 @@ def test_signals_count_from_the_first_steps_on(monkeypatch: pytest.MonkeyPatch) 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     run: Any = SimpleNamespace(size=1, is_main=True)
-    preemption = Preemption(run, None)
+    preemption = Preemption(run, writes(SaveTimes()), None)
     for _ in range(3):
         now[0] += 1.0
-        assert preemption.wish().reason is None
+        assert not preemption.ends()
     preemption.receive(signal.SIGUSR1, None)
     now[0] += 1.0
-    assert preemption.wish().reason == "SIGUSR1"
-    assert preemption.wish().reason == "SIGUSR1"  # from then on
+    assert preemption.ends()
+    assert preemption.ends()  # from then on
+    assert preemption.reason == "SIGUSR1"
