@@ -26,6 +26,7 @@ from runner.versions.torch_api import not_compiled
 from runner.versions.torch_private import COMPILER
 
 
+@torch.no_grad()
 def evaluate(
     run: Run, trainer: Trainer, options: Settings, is_over: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
@@ -37,43 +38,38 @@ def evaluate(
     Args:
         is_over: whether to leave the evaluation, and return None. Called after each batch.
     """
-    # After it a program may end: it is in no training, if it was in none before.
-    with run.job.board.during("evaluating"), evaluation_mode(trainer.roots):
-        evaluation = _evaluate(run, trainer, options, is_over)
+    task, board = trainer.task, run.job.board
+    if task.test_data is None:
+        return None
+    sums = EvaluationSums(task, run)
+    known = set[object]()  # shapes: the first batch of each may have the model compiled
+    with board.during("evaluating"), evaluation_mode(trainer.roots):
+        trainer.share_buffers()
+        source = source_of_test(task)
+        feed = feed_of(run, source, with_batch_of(source, replace(options, given={})), beside=source_of(task))
+        board.enter("warm-up")
+        for batch in feed.batches(0, 0):
+            here = to_device(batch.value, run.device, trainer.dtype)
+            shapes = tuple(tensor.shape for tensor in tensors_in(here))
+            if shapes not in known:
+                known.add(shapes)
+                board.enter("warm-up")
+            found = computed(trainer, here)
+            board.enter("evaluating")
+            if batch.samples:
+                sums.add(found, batch.samples)
+            if is_over():
+                evaluation = None
+                break
+        else:
+            evaluation = sums.evaluation()
         trainer.outputs_are_over()
         return evaluation
 
 
 @torch.no_grad()
-def _evaluate(run: Run, trainer: Trainer, options: Settings, is_over: Callable[[], bool]) -> Evaluation | None:
-    task = trainer.task
-    if task.test_data is None:
-        return None
-    trainer.share_buffers()
-    source = source_of_test(task)
-    feed = feed_of(run, source, with_batch_of(source, replace(options, given={})), beside=source_of(task))
-    dtype = trainer.dtype
-    sums = EvaluationSums(task, run)
-    known = set[object]()  # shapes: the first batch of each may have the model compiled
-    run.job.board.enter("warm-up")
-    for batch in feed.batches(0, 0):
-        here = to_device(batch.value, run.device, dtype)
-        shapes = tuple(tensor.shape for tensor in tensors_in(here))
-        if shapes not in known:
-            known.add(shapes)
-            run.job.board.enter("warm-up")
-        found = computed(trainer, here)
-        run.job.board.enter("evaluating")
-        if batch.samples:
-            sums.add(found, batch.samples)
-        if is_over():
-            return None
-    return sums.evaluation()
-
-
-@torch.no_grad()
 @raised_on_all_ranks()
-def try_evaluation(run: Run, trainer: Trainer, options: Settings, batch: Any) -> None:
+def try_evaluation(run: Run, trainer: Trainer, batch: Any) -> None:
     """Evaluate some samples before the training, so that what fails does so now, and not after an epoch. Collective.
 
     Weights, buffers and random numbers stay as they are. Rank 0 says if no accuracy can be computed.

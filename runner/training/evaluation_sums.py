@@ -144,11 +144,7 @@ def _add(sums: list[float], loss: WeightedLoss, samples: int) -> None:
 
 
 def _number_of(name: str, value: Any) -> WeightedLoss:
-    """A metric of a batch: its mean over the samples, or a sum and a weight.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return a metric of a batch: its mean over the samples, or a sum and a weight."""
     total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if isinstance(total, Real):
         total = torch.tensor(float(total), dtype=torch.float64)
@@ -164,11 +160,7 @@ def _number_of(name: str, value: Any) -> WeightedLoss:
 
 
 def _results_of(name: str, metric: Any, run: Run) -> dict[str, float]:
-    """Return the numbers of a metric of torchmetrics, or of a collection of them, over all ranks by name. Collective.
-
-    Raises:
-        UsageError: one is no number, or cannot be gathered from the ranks.
-    """
+    """Return the numbers of a metric of torchmetrics, or of a collection of them, over all ranks by name. Collective."""
     for one in members_of(metric):
         one.process_group = run.group()
         _fill_lists(name, one, run)
@@ -190,9 +182,6 @@ def _fill_lists(name: str, metric: Any, run: Run) -> None:
     """Extend the lists of tensors that a metric keeps by empty ones, to the same length on all ranks. Collective.
 
     torchmetrics gathers such tensors one after the other, and a rank may have seen fewer batches than others, or none.
-
-    Raises:
-        UsageError: the tensors are scalars, which cannot be empty.
     """
     lists = {key: state for key, state in getattr(metric, "metric_state", {}).items() if isinstance(state, list)}
     if run.data_size == 1 or not lists:

@@ -68,7 +68,7 @@ def fit(
         if training.is_at_its_end:
             return training.nothing_left()
         if "test" in looks and looks["test"].batch is not None:
-            try_evaluation(run, trainer, options, looks["test"].batch)
+            try_evaluation(run, trainer, looks["test"].batch)
         rate = rate_of(task, training.last_step)
         check = functools.partial(check_finite, run, trainer, training.position) if options.check_finite else None
         with training.begun(see_that_own):

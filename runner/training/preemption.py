@@ -178,19 +178,10 @@ def end_early(run: Run, checkpoints: Checkpoints, position: Position, reason: st
 
 
 def _requeue(where: str) -> None:
-    """Put this job back into the queue. Called on one rank.
-
-    Args:
-        where: what was done before, for a message.
-
-    Raises:
-        RunnerError: Slurm does not.
-    """
+    """Put this job back into Slurm's queue. Called on one rank. ``where``: what was done before, for a message."""
     command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=60, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
         problem = "" if done.returncode == 0 else done.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)

@@ -191,16 +191,7 @@ class Run:
         self.agree(problem_of(package, needed_by or self.workload))
         return importlib.import_module(package)
 
-    def agree(
-        self,
-        problem: RunnerError | str | None,
-        kind: type[RunnerError] = UsageError,
-        group: dist.ProcessGroup | None = None,
-        *,
-        fix: str = "",
-    ) -> None:
-        """Raise on all ranks of the job if any of them has a problem: see ``runner.backends.collective_errors``. Collective."""
-        agree(problem, kind, group, fix=fix)
+    agree = staticmethod(agree)  # raises on all ranks of the job if any of them has a problem
 
     @contextmanager
     def agreeing(self, kind: type[RunnerError] = UsageError, group: dist.ProcessGroup | None = None) -> Iterator[None]:

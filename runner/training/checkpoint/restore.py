@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,19 +38,16 @@ def restore(
     """
     if options.resume is None:
         return None, []
-    candidates = _candidates(options)  # asked on rank 0 only
-    path = run.on_main(lambda: next(candidates, None))
-    if path is None:
-        run.print(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
-        return None, []
-    while True:
+    candidates = run.on_main(lambda: _candidates(options))
+    for path in candidates:
         try:
             return _load(run, trainer, path, settings, goes_on=goes_on)
         except DamagedError as error:
-            path = run.on_main(lambda: next(candidates, None))
-            if path is None:
+            if path == candidates[-1]:
                 raise
             run.print(f"skipped: {error.message}")
+    run.print(f"no checkpoint in {options.checkpoint_dir} yet: starting from the beginning")
+    return None, []
 
 
 def _load(
@@ -113,32 +109,23 @@ def model_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
 
 
-def _candidates(options: Settings) -> Iterator[Path]:
-    """The checkpoint to resume from, and with ``--resume auto`` the older ones, each to be taken if those before are damaged.
-
-    None if none was named and none exists yet.
-
-    Raises:
-        UsageError: the one that was named does not exist.
-    """
+def _candidates(options: Settings) -> list[Path]:
+    """Return the checkpoint to resume from, if there is one; with ``--resume auto`` all, to be tried from the newest on."""
     path = options.resume_from
     try:
-        if options.resume != AUTO:
-            found = _find_in(path, is_named=bool(options.resume))
-            yield from [] if found is None else [found]
-            return
-        yield from [older for _, older in checkpoint_folder.named_in(path)]
+        if options.resume == AUTO:
+            return [found for _, found in checkpoint_folder.named_in(path)]
+        found = _find_in(path, is_named=bool(options.resume))
+        return [] if found is None else [found]
     except OSError as error:
         raise UsageError(f"--resume: {path} cannot be read: {error.strerror}") from None
 
 
 def _find_in(path: Path, *, is_named: bool) -> Path | None:
-    if (path / MANIFEST).is_file():
-        return path
-    for _, newest in checkpoint_folder.steps_in(path):
-        return newest
-    if not is_named:
-        return None
+    """Return the checkpoint, or the newest one of a folder; one that ``is_named`` has to exist."""
+    there = [path] if (path / MANIFEST).is_file() else [found for _, found in checkpoint_folder.steps_in(path)]
+    if there or not is_named:
+        return there[0] if there else None
     others = [str(other) for _, other in checkpoint_folder.steps_in(path.parent)]
     hint = f"; there is {', '.join(others)}" if others else ""
     raise UsageError(f"--resume: there is no complete checkpoint {path}{hint}")
