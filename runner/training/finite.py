@@ -71,18 +71,18 @@ def check_finite(run: Run, trainer: Trainer, position: Position, loss: Tensor) -
     gradients = own_gradients(trainer.model) if trainer.scaler is None else {}
     norms = [norm.double() for norm in norms_of(list(gradients.values()))] if gradients else []
     own_norm = float(torch.stack(norms).sum()) if norms else 0.0
-    losses, all_norms = run.sum(float(loss), own_norm, dimension=None)
-    place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
-    if math.isfinite(losses) and math.isfinite(all_norms):
+    if all(map(math.isfinite, run.sum(float(loss), own_norm, dimension=None))):
         return
     odd_gradients = (name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(norm))
-    everyone: list[Any] = [(float(loss), next(odd_gradients, None))] * run.size
-    if run.size > 1:
-        dist.all_gather_object(everyone, everyone[0])
+    everyone: list[Any] = [None] * run.size
+    dist.all_gather_object(everyone, (float(loss), next(odd_gradients, None)))
     odd = {rank: one for rank, (one, _) in enumerate(everyone) if not math.isfinite(one)}
-    text = f"the loss is {next(iter(odd.values()))} on {ranks_text([*odd])}" if odd else ""
-    name = next((name for _, name in everyone if name is not None), "")
-    hosts, all_hosts = ({run.job.topology.records[rank].host for rank in ranks} for ranks in (odd, range(run.size)))
-    place += f" (host {', '.join(sorted(hosts))})" if odd and hosts != all_hosts else ""
+    place = f"at step {position.step + 1}, in epoch {position.epoch + 1}"
+    if odd:
+        hosts = dict.fromkeys(run.job.topology.records[rank].host for rank in odd)
+        what = f"the loss is {next(iter(odd.values()))} on {ranks_text([*odd])} {place} (host {', '.join(hosts)})"
+    else:
+        name = next((name for _, name in everyone if name is not None), "a parameter")
+        what = f"the gradient of {name} is not finite {place}"
     with raised_on_all_ranks():
-        raise RunnerError(f"--check-finite: {text or f'the gradient of {name} is not finite'} {place}", fix=_FIX)
+        raise RunnerError(f"--check-finite: {what}", fix=_FIX)

@@ -63,7 +63,7 @@ class Preemption:
         self._asked: int | None = None  # the signal that this rank has received, or _TIME_LIMIT
         self._end = None if left is None else time.monotonic() + left
         # The time of the last call, and how much of the time until then was for saving.
-        self._called, self._spent = time.monotonic(), checkpoints.times.spent
+        self._called, self._spent = time.monotonic(), checkpoints.spent_seconds
         self._longest_step = 0.0  # seconds from one call to the next
         self._count = 0  # of calls, the same on all ranks
         self._next = 1  # the call of the next agreement
@@ -112,7 +112,7 @@ class Preemption:
 
     def _time_step(self) -> None:
         """Note the time since the last call, without that for checkpoints."""
-        now, spent = time.monotonic(), self._checkpoints.times.spent
+        now, spent = time.monotonic(), self._checkpoints.spent_seconds
         seconds = now - self._called - (spent - self._spent)
         self._called, self._spent = now, spent
         if self._count:  # the first one starts the data's processes, and may compile
@@ -120,7 +120,7 @@ class Preemption:
 
     def _time_is_up(self) -> bool:
         """Whether one more step and a checkpoint might not end before the time limit."""
-        takes = _REPEATED * (self._longest_step + self._checkpoints.times.longest)
+        takes = _REPEATED * (self._longest_step + self._checkpoints.longest_seconds)
         return self._end is not None and time.monotonic() + max(self._least, takes) > self._end
 
     def ends(self) -> bool:

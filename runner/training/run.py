@@ -157,22 +157,14 @@ class Run:
         return result
 
     def gather(self, value: T, group: dist.ProcessGroup | None = None) -> list[T] | None:
-        """Every rank's value on rank 0, None elsewhere. Collective.
-
-        Args:
-            group: of all ranks, for a thread that has its own.
-        """
+        """Return every rank's value on rank 0, None elsewhere; ``group``: of all ranks, for a thread. Collective."""
         found: list[Any] | None = [value] * self.size if self.is_main else None
         if self.size > 1:
             dist.gather_object(value, found, dst=0, group=group)
         return found
 
     def scatter(self, values: Sequence[T] | None, group: dist.ProcessGroup | None = None) -> T:
-        """Return this rank's value of those that rank 0 has, one per rank. Collective.
-
-        Args:
-            group: of all ranks, for a thread that has its own.
-        """
+        """Return this rank's value of those that rank 0 has; ``group``: of all ranks, for a thread. Collective."""
         own: list[Any] = [values[0] if values else None]
         if self.size > 1:
             dist.scatter_object_list(own, None if values is None else list(values), src=0, group=group)

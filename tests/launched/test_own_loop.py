@@ -170,9 +170,7 @@ def test_options_that_it_does_not_have_are_refused_and_check_finite_ends_it(tmp_
         refused(run(*WAYS["one rank"], SCRIPT, option, cwd=tmp_path), told)
     done = run(*WAYS["mpirun"], SCRIPT, "--wrong", "nan", "--check-finite", cwd=tmp_path)
     assert done.returncode != 0
-    assert (
-        done.stderr.count("--check-finite: the loss is nan on rank 1 at step 1, in epoch 1; take a smaller --lr") == 1
-    )
+    assert done.stderr.count("--check-finite: the loss is nan on rank 1 at step 1, in epoch 1 (host ") == 1
 
 
 def test_its_help_has_its_own_options(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,25 +34,23 @@ from runner.training.run import Run
 from runner.training.settings import Settings
 
 
-@dataclass
-class SaveTimes:
-    """The time that the checkpoints of a training have taken, in seconds on this rank."""
-
-    longest: float = 0.0  # from the beginning to the end of one checkpoint
-    spent: float = 0.0  # time of the training for all checkpoints: less if a thread writes them
-
-
 class Checkpoints:
     """Writes a trainer's state. Every method is collective, except those that only ask.
 
     If all ranks have the same state, only rank 0 touches the files, so they need not be on a shared file system. If the state
     is sharded, all ranks write files.
+
+    Attributes:
+        longest_seconds: the longest that a checkpoint has taken on this rank, from its beginning to its end.
+        spent_seconds: time of the training that all checkpoints have taken: less if a thread writes them.
     """
+
+    longest_seconds = 0.0
+    spent_seconds = 0.0
 
     def __init__(self, run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any]) -> None:
         self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
         self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
-        self.times = SaveTimes()
         # Returns all ranks' places in the data, on rank 0, in mid-epoch. Collective.
         self.data_states: Callable[[], list[Any] | None] = lambda: None
         self._aside: tuple[Path, list[Path]] | None = None
@@ -196,10 +194,10 @@ class Checkpoints:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        began, spent = time.monotonic(), self.times.spent
+        began, spent = time.monotonic(), self.spent_seconds
         with self._run.job.board.during("saving"):
             yield
-        self.times.spent = spent + time.monotonic() - began  # replaces the time of a call within this one
+        self.spent_seconds = spent + time.monotonic() - began  # replaces the time of a call within this one
 
     def _save(self, position: Position) -> None:
         run, trainer, is_async = self._run, self._trainer, self.options.save_async
@@ -249,7 +247,7 @@ class Checkpoints:
             if run.is_main:
                 shutil.rmtree(staging_folder, ignore_errors=True)
             raise
-        self.times.longest = max(self.times.longest, time.monotonic() - began)
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
 
     def _write_tensors(self, path: Path, staging_folder: Path, tensors: Mapping[str, Tensor]) -> Sums:
         """Write this rank's files. Returns the sums of all files, on rank 0. Collective for shards."""

@@ -72,14 +72,13 @@ def check_settings(
     """
     then = saved.settings
     _check_optimizer(saved, optimizer, groups)
-    if saved.position.samples:
-        for name in ("seed", "samples"):
-            if name in then and then[name] != settings[name]:
-                raise UsageError(
-                    f"--resume: cannot resume {saved.path} in mid-epoch with other data or another seed (then {then['samples']} samples, "
-                    f"seed {then['seed']}; now {settings['samples']} samples, seed {settings['seed']})",
-                    fix="use the same, or start over without --resume",
-                )
+    before, now = ({name: one[name] for name in ("seed", "samples")} for one in (then, settings))
+    if saved.position.samples and before != now:
+        raise UsageError(
+            f"--resume: cannot resume {saved.path} in mid-epoch with other data or another seed (then {before['samples']} samples, "
+            f"seed {before['seed']}; now {now['samples']} samples, seed {now['seed']})",
+            fix="use the same, or start over without --resume",
+        )
     changes = [
         f"{name} {_text(then[name])} → {_text(now)}"
         for name, now in settings.items()

@@ -22,7 +22,6 @@ from runner.guard.hang.place import Inside
 from runner.guard.link.messages import Reason
 from runner.guard.report.board import Board
 from runner.guard.settings import Watched
-from runner.training.checkpoint.checkpoints import SaveTimes
 from runner.training.preemption import Preemption
 
 OWN = Path(stacks.__file__).parents[2]  # the runner's folder
@@ -392,15 +391,15 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     assert len(asked) < 300  # not at each look
 
 
-def writes(times: SaveTimes) -> Any:
-    """Checkpoints that take these times and are never due."""
-    return SimpleNamespace(times=times, time_is_due=lambda: False)
+def checkpoints() -> Any:
+    """Checkpoints that have taken no time and are never due."""
+    return SimpleNamespace(longest_seconds=0.0, spent_seconds=0.0, time_is_due=lambda: False)
 
 
 def test_signals_are_noticed_where_calls_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after fast steps the batches of an evaluation, or the other way round."""
     clock, run = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True)
-    preemption = Preemption(cast(Any, run), writes(SaveTimes()), None)
+    preemption = Preemption(cast(Any, run), checkpoints(), None)
     for _ in range(1000):
         clock.now += 0.001
         preemption.agree()
@@ -414,7 +413,7 @@ def test_signals_are_noticed_where_calls_become_slow(monkeypatch: pytest.MonkeyP
 def test_before_the_time_limit_there_is_time_for_a_step_and_a_checkpoint_as_long_as_the_longest(
     least: float, until: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, run, saves = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True), SaveTimes()
+    clock, run, saves = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True), checkpoints()
     began = clock.now
 
     def steps(preemption: Preemption, seconds: float) -> float:
@@ -424,16 +423,16 @@ def test_before_the_time_limit_there_is_time_for_a_step_and_a_checkpoint_as_long
             preemption.agree(now=True)
         return clock.now - began
 
-    preemption = Preemption(cast(Any, run), writes(saves), 1000.0, least)
+    preemption = Preemption(cast(Any, run), saves, 1000.0, least)
     clock.now += 300  # the first step compiles
     preemption.agree(now=True)
     assert until <= steps(preemption, 10.0) <= until + 10
 
     clock.now = began
-    preemption = Preemption(cast(Any, run), writes(saves), 1000.0, least)
+    preemption = Preemption(cast(Any, run), saves, 1000.0, least)
     preemption.agree(now=True)
     clock.now += 400  # a checkpoint, written in the background for the most part
-    saves.longest, saves.spent = 300.0, 400.0
+    saves.longest_seconds, saves.spent_seconds = 300.0, 400.0
     assert min(until, 628) <= steps(preemption, 10.0) <= min(until, 628) + 10  # 1000 - 1.2 (300 + 10)
 
 
@@ -484,7 +483,7 @@ def test_signals_count_from_the_first_steps_on(monkeypatch: pytest.MonkeyPatch) 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     run: Any = SimpleNamespace(size=1, is_main=True)
-    preemption = Preemption(run, writes(SaveTimes()), None)
+    preemption = Preemption(run, checkpoints(), None)
     for _ in range(3):
         now[0] += 1.0
         assert not preemption.ends()
