@@ -87,14 +87,7 @@ class OwnLoop:
                 )
         first = next(iter(self._models.values())).trainer.task
         with owning(run, settings) as see_that_own:
-            task = Task(
-                model=first.model,
-                batch_loss=_no_loss,
-                optimizer=first.optimizer,
-                train_data=data,
-                collate_fn=collate_fn,
-                is_classification=False,
-            )
+            task = replace(first, loss=None, batch_loss=_no_loss, train_data=data, collate_fn=collate_fn)
             source = replace(source_of(task), drop_last=True)  # the script's own mean over a batch weighs ranks alike
             settings = with_batch_of(source, settings)
             check_task(run, task, settings)

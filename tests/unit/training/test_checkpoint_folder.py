@@ -68,6 +68,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor)
     assert [p.name for p in tmp_path.iterdir()] == ["step-30"]
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}  # nothing is pickled
 
 
 def test_tensors_in_one_memory_or_with_gaps_come_back(tmp_path: Path) -> None:
@@ -77,11 +78,6 @@ def test_tensors_in_one_memory_or_with_gaps_come_back(tmp_path: Path) -> None:
     given_tensors = {"a": matrix, "b": matrix, "rest": matrix[1:], "column": matrix[:, 1], "image": image}
     _, tensors = read(written(tmp_path, 1, given_tensors))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in given_tensors.items())
-
-
-def test_nothing_in_it_is_pickled(tmp_path: Path) -> None:
-    path = written(tmp_path, 1)
-    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
 
 
 def test_only_what_is_complete_is_found_newest_first(tmp_path: Path) -> None:
