@@ -21,7 +21,7 @@ _PLACES = {
     "Run": "runner.training.run:Run",
     "RunnerError": "runner.base.errors:RunnerError",
     "Settings": "runner.training.settings:Settings",
-    "State": "runner.training.training:State",
+    "State": "runner.training.state:State",
     "Task": "runner.parallel.task:Task",
     "UsageError": "runner.base.errors:UsageError",
     "option": "runner.base.settings:option",

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from runner.backends.timing import own_seconds_per_call
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive
 from runner.base.settings import option
@@ -92,18 +93,22 @@ def benchmark(run: Run, task: Task, options: Options) -> None:
     board, number = run.job.board, itertools.count(1)
     batches = options.warmup_batches + options.iterations * options.batches_per_iteration
 
-    def step() -> None:
-        trainer.step(batch)
-        board.step(next(number), batches, 1, 1)
+    def seconds_per_step(steps: int) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loss = trainer.step(batch)
+            board.step(next(number), batches, 1, 1)
+        loss.item()  # waits for the device
+        return (time.perf_counter() - start) / steps
 
     one = "rank" if run.data_size == run.size else "data-parallel rank"
     run.print(f"batch size: {settings.batch_size} per {one}, {run.size} ranks on {device.type}")
     with board.training():
-        own_seconds_per_call(step, options.warmup_batches, device)
+        seconds_per_step(options.warmup_batches)
         speeds = []
         for iteration in range(options.iterations):
-            seconds = own_seconds_per_call(step, options.batches_per_iteration, device)
-            speeds.append(settings.batch_size / seconds)
+            speeds.append(settings.batch_size / seconds_per_step(options.batches_per_iteration))
             run.print(f"iteration {iteration + 1}: {speeds[-1]:.1f} {task.unit}/s per {one}")
     mean, interval = statistics.fmean(speeds), 1.96 * statistics.pstdev(speeds)
     total, spread = run.sum(mean, interval)

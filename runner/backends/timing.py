@@ -25,16 +25,11 @@ def largest(numbers: list[float], device: torch.device) -> list[float]:
     return found
 
 
-def own_seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Mean seconds per call on this rank, over a number of calls, which all ranks begin together. Collective."""
+def seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Return the mean seconds per call on the slowest rank, of calls that all ranks begin together. Collective."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):
         call()
     synchronize(device)
-    return (time.perf_counter() - start) / calls
-
-
-def seconds_per_call(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Mean seconds per call on the slowest rank; the same on all ranks. Collective."""
-    return largest([own_seconds_per_call(call, calls, device)], device)[0]
+    return largest([(time.perf_counter() - start) / calls], device)[0]

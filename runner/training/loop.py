@@ -25,8 +25,9 @@ from runner.training.rates import rate_of, set_rate
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings
+from runner.training.state import Hook, State
 from runner.training.summary import Result
-from runner.training.training import Hook, State, Training
+from runner.training.training import Training
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 

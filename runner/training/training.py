@@ -8,10 +8,8 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from runner.base.command_name import COMMAND
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
@@ -35,25 +33,11 @@ from runner.training.preemption import Preemption, end_early, listening
 from runner.training.replicas import Replicas
 from runner.training.run import Run
 from runner.training.settings import Settings
+from runner.training.state import Hook, State
 from runner.training.step_metrics import StepMetrics
 from runner.training.summary import Result, epoch_line, evaluation_texts, resumed_text, step_line, summary
 
 _OF_LINES = {"step", "format"}
-
-
-@dataclass
-class State:
-    """The state of a training that hooks receive."""
-
-    model: nn.Module  # this rank's, not the strategy's wrapper
-    optimizer: Optimizer
-    position: Position
-    records: list[StepRecord] = field(default_factory=list)  # those written last
-    # Ends the training after this step, with a checkpoint; one rank's call is enough.
-    stop: Callable[[], None] = lambda: None
-
-
-Hook = Callable[[State], None]
 
 
 class Training:
