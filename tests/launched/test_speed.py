@@ -17,11 +17,9 @@ COMMANDS = {
     "step": ["--rounds", "1", "--max-steps", "2"],
     "checkpoint": ["--rounds", "1", "--batch-size", "2"],
     "pipeline": ["--rounds", "1", "--micro-batches", "2", "--milliseconds", "1"],
-    "checks": ["--rounds", "1", "--max-steps", "44"],
-    "overlap": ["--rounds", "1", "--mebibytes", "1"],
 }
 
-NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",), "overlap": ("mpi4py",)}
+NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",)}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def jobs() -> Iterator[Turns]:
 def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> None:
     module = f"tests.campaigns.speed.{command.partition(' ')[0]}"
     done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
-    assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio ", "% of an allreduce"))
+    assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio "))
     assert not list(tmp_path.iterdir())
 
 

@@ -28,13 +28,12 @@ class Command:
     """A tool or workload and its arguments."""
 
     arguments: Sequence[str]
-    settings: Sequence[str] = ()  # of the environment
     beside: Sequence[str] = ()  # options of tests.campaigns.speed.busy, if it runs beside busy loops
     hosts: int = 2  # that a place may have at most
     makes_folder: bool = False  # for checkpoints, where --checkpoint-dir says
 
     def __str__(self) -> str:
-        return " ".join([*self.settings, *self.words("python", ["python", "-m", "runner"])])
+        return " ".join(self.words("python", ["python", "-m", "runner"]))
 
     def words(self, python: str, runner: Sequence[str]) -> list[str]:
         """What each rank runs."""
@@ -45,10 +44,6 @@ BENCHES = {
     "idle": Command(("bench", *OPERATIONS, *SIZES)),
     "awake": Command(("bench", "--min", "4K", "--max", "4K", "--rounds", "15"), beside=("--awake",)),
     "loaded": Command(("bench", *AGAINST_GLOO, *SIZES), beside=("--load", str(CORES)), hosts=1),
-}
-OVERLAPS = {
-    "shared memory": Command(("tests.campaigns.speed.overlap",), hosts=1),
-    "TCP": Command(("tests.campaigns.speed.overlap",), settings=("OMPI_MCA_btl=tcp,self",)),
 }
 MLP, RESNET = "8 × Linear(1024), batch 32", "ResNet-18, batch 8 at 64×64"
 WORKERS = "MNIST net, batch 16, 2 data loader workers"
@@ -71,7 +66,6 @@ LATE = Command(("tests.campaigns.speed.late_rank",))
 QUICK = {
     "bench": ("--rounds", "1"),
     "compare": ("--rounds", "1", "--steps", "2"),
-    "tests.campaigns.speed.overlap": ("--rounds", "1"),
     "tests.campaigns.speed.sharded": ("--rounds", "1"),
     "tests.campaigns.speed.late_rank": ("--late", "0.5"),
 }
@@ -83,7 +77,6 @@ class Found:
 
     Attributes:
         benches: the measurements of each of ``BENCHES``.
-        hidden: of each of ``OVERLAPS`` the share that hides behind matrix products, by backend.
         trainings: the engines of each of ``TRAININGS``, by name.
         sharded: the sharded steps.
         late: what waiting for a late rank takes, by backend.
@@ -91,7 +84,6 @@ class Found:
     """
 
     benches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    hidden: dict[str, dict[str, float]] = field(default_factory=dict)
     trainings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
     late: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -117,7 +109,7 @@ def measure(place: Place, *, quick: bool) -> Found:
             last = QUICK[command.arguments[0]] if quick else ()
             runs = ("--checkpoint-dir", str(folder / "runs")) if command.makes_folder else ()
             words = [*command.words(sys.executable, RUNNER), *last, *runs, "--json", str(file)]
-            text = ok(place.launch(["env", *command.settings, *words])).stdout
+            text = ok(place.launch(words)).stdout
             text = text.replace(f"wrote {file}\n", "")
             found.texts[str(command)] = text
             print(text, flush=True)
@@ -126,9 +118,6 @@ def measure(place: Place, *, quick: bool) -> Found:
         for title, command in BENCHES.items():
             if place.hosts <= command.hosts:
                 found.benches[title] = [json.loads(line) for line in run(command).splitlines()]
-        for title, command in OVERLAPS.items():
-            if place.hosts <= command.hosts:
-                found.hidden[title] = json.loads(run(command))
         for title, command in TRAININGS.items():
             engines = json.loads(run(command))["engines"]
             found.trainings[title] = {engine["engine"]: engine for engine in engines}

@@ -88,9 +88,6 @@ def facts(found: Found) -> Iterator[tuple[str, str, str]]:
         for bench in ("idle", "awake"):
             seconds = found.of("seconds", KIB4, backend, bench=bench)
             yield f"allreduce 4 KiB, {bench} cores (µs)", backend, f"{1e6 * seconds:.0f}"
-    for way, shares in found.hidden.items():
-        for backend, share in shares.items():
-            yield f"allreduce 16 MiB, hidden behind matrix products, MPI by {way}", backend, f"{share:.0%}"
     for backend, times in found.late.items():
         share = times["waiting"] / times["wall"]
         yield f"CPU time of a rank that waits {times['wall']:.1g} s for another", backend, f"{share:.1%}"
