@@ -20,7 +20,6 @@ from runner.versions.features import FEATURES, Feature
 from runner.versions.torch_build import torch_build
 from tests.cluster.virtual import missing
 from tests.launching import ROOT
-from tests.progress import Progress
 from tests.selection import is_first
 
 TESTS = Path(__file__).parent
@@ -125,22 +124,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true":
         config.option.reruns = 1
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    plugins = session.config.pluginmanager
-    if (
-        plugins.has_plugin("dsession") and not sys.stdout.isatty()
-    ):  # this process gives tests to others, those of pytest-xdist
-        plugins.register(Progress(session))
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last that is printed: the names of the tests that were run again."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    again = {report.nodeid for report in reporter.stats.get("rerun", [])} if reporter else set()
-    for name in sorted(again):
-        reporter.write_line(f"was run again, as it failed: {name}", yellow=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -25,6 +25,9 @@ INTEL = {  # what Intel's setvars.sh would set
     "PATH": f"{PREFIXES}/intelmpi/bin:{os.environ['PATH']}",
 }
 DEBIAN_MPIRUN = "/usr/bin/mpirun.openmpi"
+DEBIAN_BY_ETH0 = ["--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"]
+
+BY_ETH0 = ["--prtemca", "prte_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0"]  # of Open MPI 5
 
 # Where a launcher is started, and what it gives: the output of all ranks.
 Launch = Callable[[Cluster, Sequence[int], Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -32,32 +35,15 @@ Launch = Callable[[Cluster, Sequence[int], Sequence[str]], "subprocess.Completed
 
 def openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Debian's Open MPI 4.1, with the stand-in for ssh."""
-    options = ["--mca", "plm_rsh_agent", vc.agent, "--mca", "btl_tcp_if_include", "eth0"]
-    options += [
-        "--mca",
-        "oob_tcp_if_include",
-        "eth0",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "--host",
-        _with_slots(vc, slots),
-    ]
-    return vc.run("node1", [DEBIAN_MPIRUN, *options, "-np", str(sum(slots)), *program])
+    options = ["--mca", "plm_rsh_agent", vc.agent, *DEBIAN_BY_ETH0, "--oversubscribe", "--bind-to", "none"]
+    options += ["--host", _with_slots(vc, slots), "-np", str(sum(slots))]
+    return vc.run("node1", [DEBIAN_MPIRUN, *options, *program])
 
 
 def openmpi5_command(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> list[str]:
-    options = ["--mca", "plm_ssh_agent", vc.agent, "--prtemca", "prte_if_include", "eth0"]
-    options += [
-        "--mca",
-        "btl_tcp_if_include",
-        "eth0",
-        "--prefix",
-        str(BIN.parent),
-        "-x",
-        f"LD_LIBRARY_PATH={BIN.parent}/lib",
-    ]
-    options += ["--host", _with_slots(vc, slots), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    options = ["--mca", "plm_ssh_agent", vc.agent, *BY_ETH0, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    options += ["--prefix", str(BIN.parent), "-x", f"LD_LIBRARY_PATH={BIN.parent}/lib"]
+    options += ["--host", _with_slots(vc, slots)]
     return [str(BIN / "mpirun"), *options, "-np", str(sum(slots)), *program]
 
 
@@ -103,11 +89,12 @@ def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subpr
     """torchrun, started on each host by hand."""
     processes, port = [], vc.free_port("node1")
     with tempfile.TemporaryFile("w+") as errors:  # one for all, so that lines stand in the order of writing
-        for index in range(len(slots)):
-            host = vc.hosts[index]
+        for index, (host, count) in enumerate(zip(vc.hosts, slots, strict=False)):
+            options = [f"--nnodes={len(slots)}", f"--node-rank={index}", f"--nproc-per-node={count}"]
+            options += [f"--master-addr={vc.address('node1')}", f"--master-port={port}"]
             processes.append(
                 subprocess.Popen(
-                    vc.command(host, _torchrun(vc, slots, index, port, program)),
+                    vc.command(host, [str(BIN / "torchrun"), *options, *_without_python(program)]),
                     env=clean_environment() | vc.environment | {"GLOO_SOCKET_IFNAME": "eth0"},
                     cwd=vc.folder,
                     stdin=subprocess.DEVNULL,
@@ -124,14 +111,10 @@ def torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subpr
 
 def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The courses' recipe: srun starts a torchrun on each node, which meet at the first node's address."""
-    command = [
-        str(BIN / "torchrun"),
-        f"--nnodes={len(slots)}",
-        f"--nproc-per-node={slots[0]}",
-        "--rdzv-id=$SLURM_JOB_ID",
-    ]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=$address:{vc.free_port('node1')}"]
-    line = " ".join([*command, shlex.join(_without_python(program))])
+    line = (
+        f"{BIN}/torchrun --nnodes={len(slots)} --nproc-per-node={slots[0]} --rdzv-id=$SLURM_JOB_ID --rdzv-backend=c10d "
+        f"--rdzv-endpoint=$address:{vc.free_port('node1')} {shlex.join(_without_python(program))}"
+    )
     script = f"""
         address=$(srun --nodes=1 --ntasks=1 -w "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)" hostname --ip-address)
         srun --kill-on-bad-exit {line}
@@ -141,14 +124,13 @@ def srun_torchrun(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> 
 
 def sbatch_openmpi4(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpirun of Open MPI 4 inside sbatch, which takes hosts and slots from Slurm."""
-    line = f"{DEBIAN_MPIRUN} --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 {shlex.join(program)}"
-    return batch(vc, slurm_shape(vc, slots), line)
+    return batch(vc, slurm_shape(vc, slots), shlex.join([DEBIAN_MPIRUN, *DEBIAN_BY_ETH0, *program]))
 
 
 def sbatch_openmpi5(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """mpirun of Open MPI 5 inside sbatch."""
-    options = "--prtemca prte_if_include eth0 --mca btl_tcp_if_include eth0 --bind-to none"
-    return batch(vc, slurm_shape(vc, slots), f"{BIN / 'mpirun'} {options} -np {sum(slots)} {shlex.join(program)}")
+    command = [str(BIN / "mpirun"), *BY_ETH0, "--bind-to", "none", "-np", str(sum(slots)), *program]
+    return batch(vc, slurm_shape(vc, slots), shlex.join(command))
 
 
 def sbatch_mpich(vc: Cluster, slots: Sequence[int], program: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -195,18 +177,11 @@ LAUNCHERS: dict[str, Launch] = {
     "sbatch-intelmpi": sbatch_intelmpi,
 }
 
-# The name that detection gives each of them.
-DETECTED = {
-    "openmpi4": "openmpi",
-    "openmpi5": "openmpi",
-    "srun": "slurm",
-    "srun-pmi2": "slurm",
-    "srun-torchrun": "torchrun",
-    "sbatch-openmpi4": "openmpi",
-    "sbatch-openmpi5": "openmpi",
-    "sbatch-mpich": "mpich",
-    "sbatch-intelmpi": "intelmpi",
-}
+
+def detected(name: str) -> str:
+    """The name that detection gives a launcher."""
+    of_slurm = {"srun": "slurm", "srun-pmi2": "slurm", "srun-torchrun": "torchrun"}
+    return of_slurm.get(name, name.removeprefix("sbatch-").rstrip("45"))
 
 
 def _with_slots(vc: Cluster, slots: Sequence[int]) -> str:
@@ -224,12 +199,6 @@ def slurm_shape(vc: Cluster, slots: Sequence[int]) -> list[str]:
     shape = [f"--nodes={len(slots)}", f"--ntasks={sum(slots)}", f"--nodelist={','.join(vc.hosts[: len(slots)])}"]
     even = len(set(slots)) == 1
     return [*shape, f"--ntasks-per-node={slots[0]}"] if even else shape
-
-
-def _torchrun(vc: Cluster, slots: Sequence[int], index: int, port: int, program: Sequence[str]) -> list[str]:
-    options = [f"--nnodes={len(slots)}", f"--node-rank={index}", f"--nproc-per-node={slots[index]}"]
-    options += [f"--master-addr={vc.address('node1')}", f"--master-port={port}"]
-    return [str(BIN / "torchrun"), *options, *_without_python(program)]
 
 
 def _without_python(program: Sequence[str]) -> list[str]:

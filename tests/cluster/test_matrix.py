@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.launchers import DETECTED, LAUNCHERS
+from tests.cluster.launchers import LAUNCHERS, detected
 from tests.cluster.virtual import Cluster
 from tests.launching import RUNNER, ok, path_of
 
@@ -37,7 +37,7 @@ def launch(vc: Cluster, name: str, slots: Sequence[int], *arguments: str) -> str
 def test_explain_tells_the_truth(vc: Cluster, name: str, shape: str) -> None:
     slots = SHAPES[shape]
     found: dict[str, Any] = json.loads(launch(vc, name, slots, "explain", "--json"))
-    assert found["launcher"]["name"] == DETECTED.get(name, name)
+    assert found["launcher"]["name"] == detected(name)
     assert found["size"] == sum(slots)
     assert {host["name"]: len(host["ranks"]) for host in found["hosts"]} == dict(zip(vc.hosts, slots, strict=False))
     assert sorted(rank for host in found["hosts"] for rank in host["ranks"]) == list(range(sum(slots)))

@@ -5,7 +5,7 @@
 
 or, for rehearsing a job script before the queue (``make cluster-up``, ``cluster-shell``, ``cluster-down``):
 
-    python -m tests.cluster.virtual up | down | shell | list
+    python -m tests.cluster.virtual up | down | shell
 
 Each host is a network namespace with a host name, an /etc/hosts and a /dev/shm of its own, so that messages between
 hosts do not go by shared memory; all other files they share with the machine. The switch between them is a bridge in one more namespace, so nothing appears in the machine's own network, and deleting
@@ -150,8 +150,7 @@ class Cluster:
 
     def processes(self, host: str) -> list[int]:
         """The processes on a host."""
-        done = subprocess.run(["ip", "netns", "pids", self.prefix + host], capture_output=True, text=True)
-        return [int(line) for line in done.stdout.split()]
+        return _pids(self.prefix + host)
 
 
 @contextlib.contextmanager
@@ -369,18 +368,15 @@ def _ip(*arguments: str) -> None:
 
 def main() -> None:
     """The command line behind ``make cluster-up`` and its kin."""
-    what = sys.argv[1] if len(sys.argv) > 1 else "list"
     try:
-        if what == "up":
+        if sys.argv[1:] == ["up"]:
             made = up(2, slurm=not missing(slurm=True), owner=0)
             print(f"cluster {made.number}: {', '.join(made.hosts)}; make cluster-shell opens a shell on node1")
-        elif what == "down":
+        elif sys.argv[1:] == ["down"]:
             for number in running(owner=0):
                 down(number)
-        elif what == "shell":
-            _shell()
         else:
-            print("\n".join(f"cluster {number}" for number in running()) or "no cluster is up: make cluster-up")
+            _shell()
     except ClusterError as error:
         sys.exit(f"cluster: {error}")
 

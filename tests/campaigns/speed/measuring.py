@@ -61,13 +61,11 @@ TRAININGS = {
     ),
 }
 SHARDED = Command(("tests.campaigns.speed.sharded",))
-LATE = Command(("tests.campaigns.speed.late_rank",))
 # Given after the others, these have a command do as little as it can: to try the report.
 QUICK = {
     "bench": ("--rounds", "1"),
     "compare": ("--rounds", "1", "--steps", "2"),
     "tests.campaigns.speed.sharded": ("--rounds", "1"),
-    "tests.campaigns.speed.late_rank": ("--late", "0.5"),
 }
 
 
@@ -79,23 +77,18 @@ class Found:
         benches: the measurements of each of ``BENCHES``.
         trainings: the engines of each of ``TRAININGS``, by name.
         sharded: the sharded steps.
-        late: what waiting for a late rank takes, by backend.
         texts: what each command printed.
     """
 
     benches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     trainings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
-    late: dict[str, dict[str, float]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
-    def of(self, what: str, size: int, backend: str, *, operation: str = "allreduce", bench: str = "idle") -> float:
+    def allreduce(self, bench: str, size: int, backend: str, what: str = "seconds") -> float:
         """A field of a measurement: times in seconds."""
-        return next(
-            float(m[what])
-            for m in self.benches[bench]
-            if (m["operation"], m["backend"], m["size"]) == (operation, backend, size)
-        )
+        wanted = ("allreduce", backend, size)
+        return next(float(m[what]) for m in self.benches[bench] if (m["operation"], m["backend"], m["size"]) == wanted)
 
 
 def measure(place: Place, *, quick: bool) -> Found:
@@ -122,5 +115,4 @@ def measure(place: Place, *, quick: bool) -> Found:
             engines = json.loads(run(command))["engines"]
             found.trainings[title] = {engine["engine"]: engine for engine in engines}
         found.sharded |= json.loads(run(SHARDED))
-        found.late |= json.loads(run(LATE))
     return found
