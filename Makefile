@@ -88,7 +88,7 @@ test-versions: setup
 	@env -u MPIRUN $(BIN)/python -m tests.versions $(ONLY)
 
 # The requirement sets of envs/ are those of the usual environment.
-SETS := tests/unit/test_envs.py::test_the_requirement_sets_are_what_the_tests_run_with
+SETS := tests/launched/test_envs.py::test_the_requirement_sets_are_what_the_tests_run_with
 
 test-version: setup
 	$(BIN)/python -m pytest -q $(WORKERS) $(TESTS) --deselect $(SETS) --junitxml=$(RESULTS) $(PYTEST_FLAGS)

@@ -104,7 +104,12 @@ def run(
     Raises:
         TimeoutError: it has not ended in time. It was killed, with what it has started.
     """
-    process = subprocess.Popen(
+    return finish(start(*command, cwd=cwd, **environment), timeout)
+
+
+def start(*command: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
+    """Start a command in a clean environment, with its output in pipes."""
+    return subprocess.Popen(
         command,
         cwd=cwd,
         env=clean_environment(**environment),
@@ -113,7 +118,6 @@ def run(
         stderr=subprocess.PIPE,
         text=True,
     )
-    return finish(process, timeout)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:
@@ -143,7 +147,12 @@ def mpirun(
     ranks: int, *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``mpirun -np RANKS COMMAND``."""
-    return run(mpirun_path(), "-np", str(ranks), *command, cwd=cwd, timeout=timeout, **environment)
+    return run(*under_mpirun(ranks, *command), cwd=cwd, timeout=timeout, **environment)
+
+
+def under_mpirun(ranks: int, *command: str) -> list[str]:
+    """The command ``mpirun -np RANKS COMMAND``."""
+    return [mpirun_path(), "-np", str(ranks), *command]
 
 
 def torchrun(

@@ -66,7 +66,6 @@ FIRST = (
     "launched/test_bench.py::test_a_narrow_terminal_gets_fewer_columns",
     "launched/test_compare.py::test_engines_train_the_same_model",
     "launched/test_documented_modules.py::test_strategies_config_resume_export_and_report",
-    "launched/test_jobscript.py",
     "launched/test_scale.py::test_known_costs_are_found_again",
     "launched/layouts/test_plan.py::test_a_terminal_gets_a_table_and_files_the_rest",
     "launched/test_report.py::test_a_training_that_started_again_in_place",

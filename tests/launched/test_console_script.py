@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import CONSOLE, RUNNER, mpirun, mpirun_path, ok, own_lines, path_of, run
+from tests.launching import CONSOLE, RUNNER, mpirun, ok, own_lines, path_of, run, under_mpirun
 
 WAYS = pytest.mark.parametrize("way", [RUNNER, CONSOLE], ids=["module", "console"])
 
@@ -49,7 +49,7 @@ def test_a_runner_in_the_working_folder_runs_under_python_m_only(tmp_path: Path)
     (tmp_path / "train.py").write_text("print('the script')\n")
     assert job(RUNNER, "train.py", folder=tmp_path) == ["the one of the folder"] * 2
     assert job(CONSOLE, "train.py", folder=tmp_path) == ["the script"] * 2
-    on_path = run(mpirun_path(), "-np", "2", *CONSOLE, "train.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    on_path = mpirun(2, *CONSOLE, "train.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert ok(on_path).stdout == "the script\nthe script\n"
 
 
@@ -105,7 +105,7 @@ def test_a_workload_is_ours_where_the_users_has_none_of_the_name(way: list[str],
 )
 def test_ranks_start_again(starts_again: list[str], tmp_path: Path) -> None:
     (tmp_path / "runner.py").write_text("raise SystemExit('it was imported')\n")
-    ranks = [mpirun_path(), "-np", "2", *CONSOLE]
+    ranks = under_mpirun(2, *CONSOLE)
     command = [*CONSOLE, *starts_again, *ranks] if "supervise" in starts_again else [*ranks, *starts_again]
     ok(run(*command, path_of("killed_once"), str(tmp_path), cwd=tmp_path))
     assert (tmp_path / "went-on").exists()
@@ -113,18 +113,7 @@ def test_ranks_start_again(starts_again: list[str], tmp_path: Path) -> None:
 
 def test_messages_name_the_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    other = [
-        "-np",
-        "1",
-        *CONSOLE,
-        "train.py",
-        ":",
-        "-np",
-        "1",
-        RUNNER[0],
-        "-c",
-        "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()",
-    ]
-    done = run(mpirun_path(), *other, cwd=tmp_path)
+    other = [RUNNER[0], "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
+    done = mpirun(1, *CONSOLE, "train.py", ":", "-np", "1", *other, cwd=tmp_path)
     assert done.returncode == 2
     assert "start all ranks as torch-mpi-runner …" in done.stderr

@@ -16,19 +16,9 @@ import psutil
 import pytest
 
 from runner.guard.hang.place import IS_RECORDED
-from tests.launching import (
-    RUNNER,
-    clean_environment,
-    finish,
-    folder_of,
-    free_port,
-    mpirun_path,
-    ok,
-    own_lines,
-    path_of,
-    runner,
-)
+from tests.launching import RUNNER, finish, folder_of, free_port, ok, own_lines, path_of, runner, start, under_mpirun
 from tests.polling import LIMIT, poll_until
+from tests.results import refused
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -79,16 +69,15 @@ def test_an_exception_ends_ranks_that_do_not_communicate() -> None:
 
 
 def test_a_programs_own_excepthook_is_called() -> None:
-    done = runner(1, path_of("own_excepthook"))
-    assert done.returncode == 1
-    assert "hooked x" in done.stdout
+    assert "hooked x" in runner(1, path_of("own_excepthook")).stdout
 
 
 def test_an_exit_code_on_one_rank_ends_the_job_while_others_wait_in_mpi() -> None:
-    done = runner(2, path_of("exits"), "1", "2", "wait")
-    assert done.returncode == 2
-    assert own_lines(done)[0].startswith("runner: rank 1 of 2 on host ")
-    assert own_lines(done)[0].endswith(" ended with code 2, by sys.exit()")
+    refused(
+        runner(2, path_of("exits"), "1", "2", "wait"),
+        "runner: rank 1 of 2 on host ",
+        " ended with code 2, by sys.exit()",
+    )
 
 
 @pytest.mark.needs("recorder")
@@ -146,16 +135,9 @@ def test_a_workload_that_hangs_before_its_training_does_so_too() -> None:
 
 
 def test_a_hang_before_the_first_collective_is_reported_with_its_usual_causes() -> None:
-    done = runner(
-        2,
-        "--backend",
-        "gloo",
-        "--hang-timeout",
-        "8",
-        "hangs_while_connecting",
-        cwd=folder_of("hangs_while_connecting"),
-        timeout=300,
-    )
+    options = ["--backend", "gloo", "--hang-timeout", "8"]
+    where = folder_of("hangs_while_connecting")
+    done = runner(2, *options, "hangs_while_connecting", cwd=where, timeout=300)
     assert done.returncode == 70, done.stderr
     where = "in torch.distributed, but in no collective" if IS_RECORDED else "in a call of torch.distributed"
     assert f" 8 s, {where}: rank 0 " in done.stderr
@@ -169,13 +151,6 @@ def test_hooks_and_many_micro_batches_may_take_longer_than_a_step(tmp_path: Path
         runner(2, "--hang-timeout", "7", "slow_between_steps", *job, cwd=folder_of("slow_between_steps"), timeout=300)
     )
     assert "done: 4 steps" in done.stdout
-
-
-def test_a_failure_in_a_workloads_own_code() -> None:
-    done = runner(2, "fails_in_its_own_code", cwd=folder_of("fails_in_its_own_code"))
-    assert done.returncode == 1
-    assert "runner: rank 1 of 2 on host" in done.stderr.splitlines()[0]
-    assert "no_such_thing" in done.stderr.splitlines()[0]
 
 
 def test_a_script_with_an_error_in_its_text(tmp_path: Path) -> None:
@@ -236,32 +211,25 @@ def test_the_time_limit_of_collectives_counts_in_scripts() -> None:
     assert "imed out" in own_lines(done)[0]
 
 
-def started(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """mpirun with two ranks of a script, and what runs below it once the script has said so."""
-    with open(tmp_path / "output", "a") as output:
-        launcher = subprocess.Popen(
-            [mpirun_path(), "-np", "2", *RUNNER, path_of("starts_a_child"), "waits"],
-            cwd=tmp_path,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    files = [tmp_path / f"child{rank}" for rank in range(2)]
-    poll_until(lambda: all(file.exists() for file in files), LIMIT, "both ranks have started a child", launcher)
-    return launcher, psutil.Process(launcher.pid).children(recursive=True)
+def wait_for_both(tmp_path: Path, name: str, launcher: subprocess.Popen[str]) -> None:
+    """Wait until each of two ranks has made its file of this name."""
+    files = [tmp_path / f"{name}{rank}" for rank in range(2)]
+    poll_until(lambda: all(file.exists() for file in files), LIMIT, f"{name} of both ranks", launcher)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_job_whose_mpirun_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    launcher, below = started(tmp_path)
+    launcher = start(*under_mpirun(2, *RUNNER, path_of("starts_a_child"), "waits"), cwd=tmp_path)
+    wait_for_both(tmp_path, "child", launcher)
+    below = psutil.Process(launcher.pid).children(recursive=True)
     assert len(below) >= 6, "guards, workers, and what they have started"
     launcher.send_signal(number)
-    assert launcher.wait(timeout=LIMIT) != 0
+    done = finish(launcher)
+    assert done.returncode != 0
     assert not psutil.wait_procs(below, timeout=LIMIT)[1]
     if number == signal.SIGTERM:
-        told = [line for line in (tmp_path / "output").read_text().splitlines() if line.startswith("runner: ")]
-        assert [line.partition(": SIGTERM from the launcher")[0][:22] for line in told] == ["runner: rank 0 of 2 on"]
+        told = [line.partition(": SIGTERM from the launcher")[0] for line in own_lines(done)]
+        assert [line[:22] for line in told] == ["runner: rank 0 of 2 on"]
 
 
 def test_what_a_rank_has_started_ends_with_a_failed_job(tmp_path: Path) -> None:
@@ -282,37 +250,19 @@ def test_files_of_a_failed_program_are_written_before_what_takes_long(how: str, 
 
 def test_a_signal_to_a_rank_that_has_ended_does_not_fail_the_job(tmp_path: Path) -> None:
     """Its handler's names are gone, while MPI's end waits for the others."""
-    with subprocess.Popen(
-        [mpirun_path(), "-np", "2", *RUNNER, path_of("one_waits_for_a_signal")],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as launcher:
-        files = [tmp_path / f"ready{rank}" for rank in range(2)]
-        poll_until(lambda: all(file.exists() for file in files), LIMIT, "both ranks are ready", launcher)
-        time.sleep(1)  # rank 0 is in MPI's end by now
-        launcher.send_signal(signal.SIGUSR1)
-        output, _ = launcher.communicate(timeout=LIMIT)
-        assert (launcher.returncode, output) == (0, "")
+    launcher = start(*under_mpirun(2, *RUNNER, path_of("one_waits_for_a_signal")), cwd=tmp_path)
+    wait_for_both(tmp_path, "ready", launcher)
+    time.sleep(1)  # rank 0 is in MPI's end by now
+    launcher.send_signal(signal.SIGUSR1)
+    done = finish(launcher)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_failure_is_known_to_all_after_rank_0_has_ended(tmp_path: Path) -> None:
     """Started by hand, so that no launcher ends the others: the messages go by rank 0's guard."""
     by_hand = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [*RUNNER, path_of("rank_0_leaves"), str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), **by_hand),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+    processes = [start(*command, RANK=str(rank), LOCAL_RANK=str(rank), **by_hand) for rank in range(3)]
     ended = [finish(process) for process in processes]
     assert [done.returncode for done in ended] == [1, 1, 1]
     assert [own_lines(done)[:1] for done in ended if done is not ended[1]] == [[], []]

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from runner.base.command_name import AS_MODULE, SCRIPT
-from runner.base.errors import UsageError
 from runner.base.settings import settings_in
 from runner.options.job_settings import JobSettings
 from runner.tools.registry import TOOLS
@@ -47,11 +46,6 @@ def test_supervise_finds_the_options(line: str, launcher: str, options: str) -> 
     command = line.split()
     end, place = _places_in(command)
     assert (command[:end], command[place:]) == (launcher.split(), options.split())
-
-
-def test_supervise_refuses_what_starts_no_runner() -> None:
-    with pytest.raises(UsageError, match="does not start a runner"):
-        _places_in(["mpirun", "-np", "2", "python", "-m", "runners", "x.py"])
 
 
 def test_the_help_of_the_runner_fits_a_screen_and_has_all_tools_and_workloads() -> None:

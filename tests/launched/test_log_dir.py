@@ -71,12 +71,8 @@ def test_another_start_is_appended(tmp_path: Path) -> None:
 def test_lines_are_shown_with_their_rank() -> None:
     done = ok(runner(2, "--prefix-output", PRINTS, "plain"))
     assert sorted(done.stdout.splitlines()) == ["[0] second", "[1] second"]
-    with subprocess.Popen(
-        [*RUNNER, "--prefix-output", PRINTS, "asks"],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
+    asks = [*RUNNER, "--prefix-output", PRINTS, "asks"]
+    with subprocess.Popen(asks, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.read(10) == b"[0] name? "

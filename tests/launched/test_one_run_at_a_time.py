@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
-from tests.launching import RUNNER, clean_environment, finish, mpirun_path, run
+from tests.launching import RUNNER, finish, ok, run, start, under_mpirun
 from tests.polling import poll_until
 from tests.results import metrics, refused, wait_for_phase
 
@@ -16,14 +15,7 @@ ENDLESS = ["workloads.linear", "--epochs", "1000000", "--save-every", "end", "--
 
 def test_the_second_is_refused_and_the_first_goes_on_until_it_fails(tmp_path: Path) -> None:
     place = ["--checkpoint-dir", str(tmp_path / "runs"), "--log-dir", str(tmp_path / "log")]
-    first = subprocess.Popen(
-        [mpirun_path(), "-np", "2", *RUNNER, *ENDLESS, *place],
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    first = start(*under_mpirun(2, *RUNNER, *ENDLESS, *place))
     try:
         lost = wait_for_phase(first, tmp_path / "log", 1, "training")["pid"]
         poll_until(lambda: [*(tmp_path / "runs").glob("step-*")] or None, 200, "there is a checkpoint", first)
@@ -38,7 +30,6 @@ def test_the_second_is_refused_and_the_first_goes_on_until_it_fails(tmp_path: Pa
         first.kill()
     steps = [line["step"] for line in metrics(tmp_path / "runs")]
     assert steps == list(range(1, len(steps) + 1))
-    told = run(*RUNNER, "workloads.linear", "--epochs", "1", *place[:2])  # a killed job leaves its lock
-    assert told.returncode == 0, told.stderr
+    told = ok(run(*RUNNER, "workloads.linear", "--epochs", "1", *place[:2]))  # a killed job leaves its lock
     assert "still writes" not in told.stderr
     assert [*(tmp_path / "runs").glob(".*in-use*")] == []

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1, Signals
-from subprocess import PIPE
 
 import psutil
 import pytest
 
 from runner.guard.report.rank_state import read_states
 from runner.training.checkpoint.checkpoint_folder import read_manifest
-from tests.launching import PROGRAMS, RUNNER, clean_environment, mpirun_path, ok, own_lines, path_of, run, runner
+from tests.launching import PROGRAMS, RUNNER, finish, ok, own_lines, path_of, run, runner, start, under_mpirun
 from tests.polling import LIMIT, poll_until
 from tests.processes import is_worker
 from tests.results import metrics, refused
@@ -24,13 +23,21 @@ TRAINING = PROGRAMS / "training"
 LONG = ["resumable", "--epochs", "2000", "--batch-size", "4", "--save-every", "end", "--log-every", "1"]
 
 
-def started(folder: Path, *arguments: str, of_runner: Sequence[str] = ()) -> subprocess.Popen[str]:
+def started(folder: Path, *of_runner: str) -> subprocess.Popen[str]:
     """A training on two ranks, in its first steps."""
-    command = [mpirun_path(), "-np", "2", *RUNNER, *of_runner, *LONG, "--checkpoint-dir", str(folder), *arguments]
-    process = subprocess.Popen(command, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    process = start(*under_mpirun(2, *RUNNER, *of_runner, *LONG, "--checkpoint-dir", str(folder)), cwd=TRAINING)
     file = folder / "metrics.jsonl"
     poll_until(lambda: file.exists() and metrics(folder), LIMIT, "metrics of the first steps", process)
     return process
+
+
+def preempted(process: subprocess.Popen[str], number: Signals, is_ready: Callable[[], object] = lambda: True) -> str:
+    """Send a job a signal once it is ready; return what the job prints on stderr before it asks to be run again."""
+    poll_until(is_ready, LIMIT, "the job is ready for the signal", process)
+    process.send_signal(number)
+    done = finish(process, 300)
+    assert done.returncode == 75, done.stderr
+    return done.stderr
 
 
 def saved_step(folder: Path) -> int:
@@ -42,10 +49,7 @@ def saved_step(folder: Path) -> int:
 
 
 def test_a_signal_saves_and_asks_for_another_run(turns: Turns, tmp_path: Path) -> None:
-    process = started(tmp_path / "parts")
-    process.send_signal(SIGUSR1)
-    _, stderr = process.communicate(timeout=LIMIT)
-    assert process.returncode == 75, stderr
+    stderr = preempted(started(tmp_path / "parts"), SIGUSR1)
     step = saved_step(tmp_path / "parts")
     assert stderr.count("runner: ") == 1
     assert f"runner: SIGUSR1: saved {tmp_path}/parts/step-{step}; continue with --resume" in stderr
@@ -67,19 +71,18 @@ def test_the_time_limit_does_so_before_it_is_over(arguments: list[str], turns: T
 
 
 def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path) -> None:
-    process = started(tmp_path, of_runner=["--log-dir", str(tmp_path / "log")])
+    process = started(tmp_path, "--log-dir", str(tmp_path / "log"))
     worker = next(one for one in psutil.Process(process.pid).children(recursive=True) if is_worker(one))
     worker.send_signal(SIGTERM)
-    _, stderr = process.communicate(timeout=LIMIT)
-    assert process.returncode == 75, stderr
-    assert f"{tmp_path}/step-{saved_step(tmp_path)};" in stderr
+    done = finish(process)
+    assert done.returncode == 75, done.stderr
+    assert f"{tmp_path}/step-{saved_step(tmp_path)};" in done.stderr
     assert [state.ended_by for state in read_states(tmp_path / "log")] == ["SIGTERM", "SIGTERM"]
 
 
 def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> None:
     """It is imported and built first, which takes seconds."""
-    command = [mpirun_path(), "-np", "2", *RUNNER, *LONG, "--checkpoint-dir", str(tmp_path)]
-    process = subprocess.Popen(command, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
+    process = start(*under_mpirun(2, *RUNNER, *LONG, "--checkpoint-dir", str(tmp_path)), cwd=TRAINING)
 
     def both_ranks_run() -> bool:  # a guard and a worker each
         below = psutil.Process(process.pid).children(recursive=True)
@@ -88,9 +91,7 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
     poll_until(both_ranks_run, LIMIT, "guards and workers of two ranks", process)
     time.sleep(0.5)
     assert not (tmp_path / "metrics.jsonl").exists()
-    process.send_signal(SIGUSR1)
-    _, stderr = process.communicate(timeout=LIMIT)
-    assert process.returncode == 75, stderr
+    stderr = preempted(process, SIGUSR1)
     assert "SIGUSR1" in stderr
     assert f"{tmp_path}/step-{saved_step(tmp_path)};" in stderr
 
@@ -98,14 +99,9 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
 @pytest.mark.parametrize("epochs", ["1", "2"])
 def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
     """It would take ten minutes. The last one is made when the job continues."""
-    job = [mpirun_path(), "-np", "2", *RUNNER, "slow_evaluation", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
-    process = subprocess.Popen(job, cwd=TRAINING, env=clean_environment(), stdout=PIPE, stderr=PIPE, text=True)
-    while not (tmp_path / "evaluates").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(SIGUSR1)
-    _, stderr = process.communicate(timeout=LIMIT)
-    assert process.returncode == 75, stderr
+    job = ["slow_evaluation", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
+    process = start(*under_mpirun(2, *RUNNER, *job), cwd=TRAINING)
+    preempted(process, SIGUSR1, (tmp_path / "evaluates").exists)
     assert saved_step(tmp_path) == 2
 
 
@@ -130,42 +126,37 @@ def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path)
 
 def test_after_sigterm_a_step_may_take_longer_than_half_a_minute(tmp_path: Path) -> None:
     job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--step-seconds", "40", "--epochs", "1"]
-    process = subprocess.Popen([*RUNNER, *job], cwd=TRAINING, env=clean_environment(), stderr=PIPE, text=True)
-    poll_until((tmp_path / "in-step").exists, 120, "the first step", process)
-    process.send_signal(SIGTERM)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 75, stderr
+    stderr = preempted(start(*RUNNER, *job, cwd=TRAINING), SIGTERM, (tmp_path / "in-step").exists)
     assert "SIGTERM" in stderr
     assert f"{tmp_path}/step-1;" in stderr
 
 
 def test_requeue_is_refused_where_nothing_queues(turns: Turns, tmp_path: Path) -> None:
     done = turns(1, *LONG, "--checkpoint-dir", str(tmp_path), "--requeue")
-    assert done.returncode == 2
-    assert "--requeue: this is no Slurm job; leave it out" in done.stderr
+    refused(done, "--requeue: this is no Slurm job; leave it out")
+
+
+def told_by(how: str, folder: Path) -> list[str]:
+    """A script that is told by a signal or by a file."""
+    file = folder / "save now"
+    script = [path_of("saves_when_told"), str(folder)]
+    return ["usr1", *script] if how == "usr1" else [f"touch={file}", *script, str(file)]
 
 
 @pytest.mark.parametrize("how", ["usr1", "touch"])
 def test_a_script_is_told_before_its_time_limit(how: str, tmp_path: Path) -> None:
-    file = tmp_path / "save now"
-    file.touch()  # of an earlier job
-    options = ["--time-limit", "0:1", "--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
-    script = [path_of("saves_when_told"), str(tmp_path), *([str(file)] if how == "touch" else [])]
-    done = ok(runner(2, *options, *script))
+    (tmp_path / "save now").touch()  # of an earlier job
+    done = ok(runner(2, "--time-limit", "0:1", "--on-preempt", *told_by(how, tmp_path)))
     assert {path.name for path in tmp_path.glob("*.saved")} == {"0.saved", "1.saved"}
     assert len(own_lines(done)) == 1
 
 
 @pytest.mark.parametrize(("number", "how"), [(SIGTERM, "usr1"), (SIGUSR1, "touch")])
 def test_a_script_is_told_at_a_signal(number: Signals, how: str, tmp_path: Path) -> None:
-    file = tmp_path / "now"
-    options = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}"]
-    script = [path_of("saves_when_told"), str(tmp_path), *([str(file)] if how == "touch" else [])]
-    process = subprocess.Popen([*RUNNER, *options, *script], env=clean_environment(), stderr=PIPE, text=True)
+    process = start(*RUNNER, "--on-preempt", *told_by(how, tmp_path))
     poll_until((tmp_path / "0.started").exists, LIMIT, "the script has started", process)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=LIMIT)
-    assert process.returncode == 0, stderr
+    ok(finish(process))
     assert (tmp_path / "0.saved").exists()
 
 

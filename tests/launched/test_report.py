@@ -13,18 +13,9 @@ from tests.results import refused
 def test_a_training_that_started_again_in_place(tmp_path: Path) -> None:
     """The closing line names the command, which finds the log folder, too."""
     log, checkpoints = tmp_path / "log", tmp_path / "run"
-    job = [
-        "faulty",
-        "--resume",
-        "auto",
-        "--checkpoint-dir",
-        str(checkpoints),
-        "--save-every",
-        "20steps",
-        "--max-steps",
-        "60",
-    ]
-    job += ["--milliseconds", "50", "--fault", "raise", "--at", "31", "--once", str(tmp_path / "once")]
+    job = ["faulty", "--resume", "auto", "--checkpoint-dir", str(checkpoints), "--save-every", "20steps"]
+    job += ["--max-steps", "60", "--milliseconds", "50", "--fault", "raise", "--at", "31"]
+    job += ["--once", str(tmp_path / "once")]
     done = ok(mpirun(2, *RUNNER, "--restart-in-place", "1", "--log-dir", str(log), *job, cwd=folder_of("faulty")))
     ending = done.stdout.splitlines()[-1]
     assert ending == f"report      python -m runner report {checkpoints}"
@@ -46,16 +37,13 @@ def test_a_script_leaves_its_ranks_and_its_command(tmp_path: Path) -> None:
     found = Page((tmp_path / "page.html").read_text())
     assert "script" not in found.tags
     assert ["ValueError: <script>", "the job ended"] in [row[1:3] for row in found.rows]
-    assert [row[1].endswith("runner --log-dir log fails.py 'a b'") for row in found.rows if row[0] == "command"] == [
-        True
-    ]
+    (command,) = (row[1] for row in found.rows if row[0] == "command")
+    assert command.endswith("runner --log-dir log fails.py 'a b'")
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    refused(
-        run(*RUNNER, "report", str(tmp_path)),
-        f"{tmp_path} holds no run; name the --log-dir or the --checkpoint-dir of a run",
-    )
+    told = f"{tmp_path} holds no run; name the --log-dir or the --checkpoint-dir of a run"
+    refused(run(*RUNNER, "report", str(tmp_path)), told)
     refused(run(*RUNNER, "report", str(tmp_path / "absent")), "is no folder")
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from signal import SIGUSR1
 from typing import Any
 
 import pytest
@@ -15,18 +16,19 @@ from tests.launching import (
     RUNNER,
     WAYS_BY_OWN_STORE,
     WAYS_BY_THE_STORE,
-    clean_environment,
+    finish,
     folder_of,
     free_port,
-    mpirun,
-    mpirun_path,
     ok,
     own_lines,
     path_of,
     run,
     runner,
+    start,
     torchrun,
+    under_mpirun,
 )
+from tests.results import refused
 
 VARIABLES = (path_of("torchrun_variables"), "--lr", "0.1", "-x")
 
@@ -40,16 +42,10 @@ def by_rank(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return sorted(json_lines(ok(done).stdout), key=lambda rank: int(rank["variables"]["RANK"]))
 
 
-@pytest.fixture(scope="module")
-def found_by(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """The same, by number of ranks."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    return {ranks: by_rank(runner(ranks, *VARIABLES, cwd=folder)) for ranks in (1, 2)}
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_finds_what_torchrun_gives(ranks: int, found_by: dict[int, list[dict[str, Any]]]) -> None:
-    found = found_by[ranks]
+def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
+    """The variables' names and the values that do not name a host or a port are torchrun's."""
+    found = by_rank(runner(ranks, *VARIABLES, cwd=tmp_path))
     assert [int(rank["variables"]["RANK"]) for rank in found] == list(range(ranks))
     assert sorted(int(rank["variables"]["LOCAL_RANK"]) for rank in found) == list(range(ranks))
     for rank in found:
@@ -70,10 +66,11 @@ def test_a_script_finds_what_torchrun_gives(ranks: int, found_by: dict[int, list
     errors = {Path(rank["variables"]["TORCHELASTIC_ERROR_FILE"]) for rank in found}
     assert len(errors) == ranks
     assert not any(file.exists() for file in errors), "where there was no error, nothing is left behind"
+    if ranks == 2:
+        compare_with_torchrun(found)
 
 
-def test_torchrun_itself_gives_the_same(found_by: dict[int, list[dict[str, Any]]]) -> None:
-    """The variables' names and the values that do not name a host or a port are those of torchrun."""
+def compare_with_torchrun(found: list[dict[str, Any]]) -> None:
     chance = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 
     def same(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,19 +82,16 @@ def test_torchrun_itself_gives_the_same(found_by: dict[int, list[dict[str, Any]]
     theirs = by_rank(torchrun(2, *VARIABLES))
     if "TORCHELASTIC_SIGNALS_TO_HANDLE" not in theirs[0]["variables"]:  # in torch 2.4
         chance.add("TORCHELASTIC_SIGNALS_TO_HANDLE")
-    served = [
-        {rank["variables"].pop("TORCHELASTIC_USE_AGENT_STORE") for rank in found} for found in (found_by[2], theirs)
-    ]
+    served = [{rank["variables"].pop("TORCHELASTIC_USE_AGENT_STORE") for rank in one} for one in (found, theirs)]
     assert served in ([{"1"}, {"True"}], [{"1"}, {"False"}])  # (the second in torch 2.4)
-    assert same(found_by[2]) == same(theirs)
+    assert same(found) == same(theirs)
 
 
-@pytest.mark.parametrize(("ranks", "arguments"), [(1, ["--workers", "2"]), (2, ["--workers", "1", "--no-destroy"])])
-def test_ddp_with_a_distributed_sampler(ranks: int, arguments: list[str]) -> None:
+def test_ddp_with_a_distributed_sampler() -> None:
     """A group that is not destroyed, and data loaders' processes, included."""
-    done = ok(runner(ranks, path_of("ddp_training"), *arguments))
+    done = ok(runner(2, path_of("ddp_training"), "--workers", "1", "--no-destroy"))
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
-    assert lines == [f"rank {rank} steps {2 * 16 // ranks} same True" for rank in range(ranks)]
+    assert lines == [f"rank {rank} steps 16 same True" for rank in range(2)]
     assert "terminate" not in done.stderr
 
 
@@ -126,17 +120,9 @@ def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
     assert done.stdout.count("of 2 at") == done.stdout.count("sum 3") == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "ranks"),
-    [
-        ("local_rank_only", "local rank {r}", 3),
-        ("only_computes", "rank {r}: 499500", 3),
-        ("spawns", "rank {r}: [42]", 3),
-    ],
-)
-def test_scripts_without_a_group(name: str, text: str, ranks: int) -> None:
-    done = ok(runner(ranks, path_of(name)))
-    assert sorted(done.stdout.splitlines()) == [text.format(r=rank) for rank in range(ranks)]
+def test_a_script_without_a_group() -> None:
+    done = ok(runner(3, path_of("spawns")))
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: [42]" for rank in range(3)]
     assert not own_lines(done)
 
 
@@ -174,12 +160,11 @@ def test_copies_that_run_for_long_are_told_of_after_a_minute_and_once() -> None:
 FORGETS = path_of("forgets_the_sampler")
 
 
-@pytest.mark.parametrize("what", ["in order", "accumulates"])
-def test_a_forgotten_sampler_is_told_of(what: str) -> None:
+@pytest.mark.parametrize(("what", "kind"), [("in order", "SequentialSampler"), ("accumulates", "RandomSampler")])
+def test_a_forgotten_sampler_is_told_of(what: str, kind: str) -> None:
     done = ok(runner(2, FORGETS, what))
     assert done.stdout == "trained\n" * 2
     (line,) = (line for line in own_lines(done) if "equal" in line)
-    kind = "SequentialSampler" if what == "in order" else "RandomSampler"
     assert f"all 2 ranks train on equal batches: their DataLoader has a {kind}, which does not divide the data" in line
 
 
@@ -202,10 +187,8 @@ def test_a_script_may_use_mpi4py_itself() -> None:
 @pytest.mark.parametrize(("how", "before"), [("Init", False), ("Init_thread", False), ("asks", True)])
 def test_a_script_may_initialise_mpi_itself(how: str, before: bool) -> None:
     """As under mpirun alone: to the script MPI is not initialised before it does that."""
-    script = path_of("initialises_mpi")
-    wanted = [f"{how} {before} True 2"] * 2
-    assert ok(mpirun(2, RUNNER[0], script, how)).stdout.splitlines() == wanted
-    assert ok(runner(2, script, how)).stdout.splitlines() == wanted
+    done = ok(runner(2, path_of("initialises_mpi"), how))
+    assert done.stdout.splitlines() == [f"{how} {before} True 2"] * 2
 
 
 def test_a_rank_may_finalise_mpi_itself() -> None:
@@ -215,27 +198,19 @@ def test_a_rank_may_finalise_mpi_itself() -> None:
 def test_a_module_runs_as_python_m_would() -> None:
     done = ok(runner(2, "-m", "package.train", "--epochs", "3", cwd=PROGRAMS / "environment"))
     found = json_lines(done.stdout)
-    wanted = {
-        "name": "__main__",
-        "spec": "package.train",
-        "package": "package",
-        "argv": ["--epochs", "3"],
-        "path0": str(PROGRAMS / "environment"),
-    }
-    assert found == [wanted] * 2
+    wanted = {"name": "__main__", "spec": "package.train", "package": "package", "argv": ["--epochs", "3"]}
+    assert found == [wanted | {"path0": str(PROGRAMS / "environment")}] * 2
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "ranks"), [("0", 0, 3), ("7", 7, 3), ("message", 1, 3), ("kill", 137, 1), ("kill", 137, 3)]
+    ("how", "code", "told"),
+    [("0", 0, ""), ("7", 7, ""), ("message", 1, "nothing to do here"), ("kill", 137, "rank 2 of 3 on host")],
 )
-def test_exit_codes_pass_through(how: str, code: int, ranks: int) -> None:
-    done = runner(ranks, path_of("exits"), str(ranks - 1), how)
+def test_exit_codes_pass_through(how: str, code: int, told: str) -> None:
+    done = runner(3, path_of("exits"), "2", how)
     assert done.returncode == code
-    if how == "message":
-        assert "nothing to do here" in done.stderr
-    if how == "kill":
-        assert f"runner: rank {ranks - 1} of {ranks} on host" in done.stderr
-        assert "killed by SIGKILL" in done.stderr
+    assert told in done.stderr
+    assert ("killed by SIGKILL" in done.stderr) == (how == "kill")
 
 
 def test_a_forked_child_may_end_as_it_likes() -> None:
@@ -252,24 +227,18 @@ def test_a_script_is_compiled_and_found_as_python_does(tmp_path: Path) -> None:
 
 def test_a_signal_arrives_once() -> None:
     """Open MPI forwards SIGUSR1 to each rank's whole process group."""
-    import signal
-
-    with subprocess.Popen(
-        [mpirun_path(), "-np", "1", *RUNNER, path_of("counts_signals")],
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR1)
-        assert process.stdout.read() == "signals 1\n"
+    process = start(*under_mpirun(1, *RUNNER, path_of("counts_signals")))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(SIGUSR1)
+    assert finish(process).stdout == "signals 1\n"
 
 
 def test_output_appears_as_it_is_printed() -> None:
     """A launcher's pipe would hold lines back until the end, and lose them when the program is killed."""
-    assert "a line" in runner(1, path_of("prints_and_is_killed")).stdout
+    done = runner(1, path_of("prints_and_is_killed"))
+    assert "a line" in done.stdout
+    refused(done, "runner: rank 0 of 1 on host ", "killed by SIGKILL", code=137)
 
 
 def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> None:
@@ -279,11 +248,15 @@ def test_lines_of_several_ranks_do_not_run_into_one_another(tmp_path: Path) -> N
     assert set(done.stdout.splitlines()) == {"x" * 50}
 
 
+def has_summed(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether ddp_allreduce.py has run on two ranks."""
+    return sorted(ok(done).stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+
+
 def test_two_jobs_at_once() -> None:
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(runner, 2, path_of("ddp_allreduce")) for _ in range(2)]
-        for job in jobs:
-            assert sorted(ok(job.result()).stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+        assert all(has_summed(job.result()) for job in jobs)
 
 
 def test_a_module_may_have_a_tools_name(tmp_path: Path) -> None:
@@ -310,12 +283,10 @@ def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("port", [[], [str(free_port())]], ids=["the job's", "its own"])
 def test_a_script_that_runs_its_training_in_another_process(port: list[str]) -> None:
-    done = ok(runner(2, path_of("trains_in_a_child"), path_of("ddp_allreduce"), *port))
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+    assert has_summed(runner(2, path_of("trains_in_a_child"), path_of("ddp_allreduce"), *port))
 
 
 @pytest.mark.parametrize("before", [[], ["torch"]], ids="".join)
 def test_a_script_that_puts_another_in_its_place(before: list[str]) -> None:
     """As one does that sets variables and starts itself again."""
-    done = ok(runner(2, path_of("puts_another_in_its_place"), path_of("ddp_allreduce"), *before))
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
+    assert has_summed(runner(2, path_of("puts_another_in_its_place"), path_of("ddp_allreduce"), *before))

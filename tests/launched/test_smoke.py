@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from pathlib import Path
+from signal import SIGTERM
 
 import psutil
 
-from tests.launching import RUNNER, clean_environment, mpirun, mpirun_path, ok, own_lines, run
+from tests.launching import RUNNER, finish, mpirun_path, ok, run, runner, start
 from tests.polling import LIMIT, poll_until
+from tests.results import refused
 
 
 def mpirun_that(folder: Path, does: str) -> str:
@@ -29,12 +29,11 @@ def test_on_this_machine(tmp_path: Path) -> None:
 
 def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
     """As a time limit or a closed terminal would end it."""
-    settings = clean_environment(MPIRUN=mpirun_that(tmp_path, 'touch "$0.runs"; exec sleep 300'))
-    with subprocess.Popen([*RUNNER, "smoke"], cwd=tmp_path, env=settings, stdin=subprocess.DEVNULL) as process:
-        poll_until((tmp_path / "mpirun.runs").exists, LIMIT, "mpirun runs", process)
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=LIMIT) == 143
+    process = start(*RUNNER, "smoke", cwd=tmp_path, MPIRUN=mpirun_that(tmp_path, 'touch "$0.runs"; exec sleep 300'))
+    poll_until((tmp_path / "mpirun.runs").exists, LIMIT, "mpirun runs", process)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(SIGTERM)
+    assert finish(process).returncode == 143
     _, alive = psutil.wait_procs(started, timeout=LIMIT)
     assert started
     assert not alive
@@ -42,12 +41,9 @@ def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_where_it_cannot_start_it_says_what_to_do(tmp_path: Path) -> None:
-    done = mpirun(2, *RUNNER, "smoke")
-    assert done.returncode == 2
-    assert own_lines(done)[0] == "runner: smoke starts mpirun or srun itself; start it without"
+    refused(runner(2, "smoke"), "runner: smoke starts mpirun or srun itself; start it without")
     done = run(*RUNNER, "smoke", cwd=tmp_path, MPIRUN="/no/mpirun")
-    assert done.returncode == 2
-    assert own_lines(done) == ["runner: MPIRUN=/no/mpirun is no program; set it to the mpirun to use, or unset it"]
+    refused(done, "runner: MPIRUN=/no/mpirun is no program; set it to the mpirun to use, or unset it")
 
 
 def test_what_fails_is_told(tmp_path: Path) -> None:
@@ -59,9 +55,5 @@ def test_what_fails_is_told(tmp_path: Path) -> None:
     no_training = mpirun_that(tmp_path, 'case "$*" in *mnist*) exit 1 ;; *doctor*) exec sleep 300 ;; esac')
     done = run(*RUNNER, "smoke", "--limit", "1", cwd=tmp_path, MPIRUN=no_training)
     assert done.returncode == 1
-    results = done.stdout.splitlines()[-3:]
-    assert [result.partition(";")[0] for result in results] == [
-        "explain  pass",
-        "doctor   fail: not done after 1 s",
-        "mnist    fail: exit code 1",
-    ]
+    results = [result.partition(";")[0] for result in done.stdout.splitlines()[-3:]]
+    assert results == ["explain  pass", "doctor   fail: not done after 1 s", "mnist    fail: exit code 1"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launching import ROOT, ok, run
-from tests.turns import Turns
+from tests.turns import Turns, turns_fixture
 
 COMMANDS = {
     "loop": ["--rounds", "1", "--max-steps", "2", "--batch-size", "2"],
@@ -22,33 +21,19 @@ COMMANDS = {
 NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",)}
 
 
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[Turns]:
-    jobs = Turns(PYTHONPATH=str(ROOT))
-    yield jobs
-    jobs.close()
+turns = turns_fixture("module", PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=pytest.mark.needs(*NEEDED.get(name, ()))) for name in COMMANDS]
 )
-def test_a_command_that_measures(command: str, jobs: Turns, tmp_path: Path) -> None:
+def test_a_command_that_measures(command: str, turns: Turns, tmp_path: Path) -> None:
     module = f"tests.campaigns.speed.{command.partition(' ')[0]}"
-    done = ok(jobs(2, module, *COMMANDS[command], cwd=tmp_path))
+    done = ok(turns(2, module, *COMMANDS[command], cwd=tmp_path))
     assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio "))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_hub_of_simulated_hosts() -> None:
-    measured = [
-        sys.executable,
-        "-m",
-        "tests.campaigns.speed.hub",
-        "--hosts",
-        "3",
-        "--ranks-per-host",
-        "2",
-        "--seconds",
-        "0.2",
-    ]
-    assert "all know of a failure" in ok(run(*measured, cwd=ROOT)).stdout
+    measured = "-m tests.campaigns.speed.hub --hosts 3 --ranks-per-host 2 --seconds 0.2"
+    assert "all know of a failure" in ok(run(sys.executable, *measured.split(), cwd=ROOT)).stdout

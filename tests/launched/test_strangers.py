@@ -11,8 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.launching import RUNNER, clean_environment, free_port, path_of
-from tests.polling import LIMIT
+from tests.launching import RUNNER, finish, free_port, ok, path_of, start
 
 NONSENSE = (
     b"",
@@ -28,11 +27,10 @@ def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
     """From before the ranks have met (the second comes late) until the last step: the rendezvous's port becomes the store's."""
     port = free_port()
     by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [*RUNNER, path_of("ddp_training")]
 
-    def start(rank: int) -> subprocess.Popen[str]:
-        environment = clean_environment(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", **by_hand)
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def started(rank: int) -> subprocess.Popen[str]:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        return start(*RUNNER, path_of("ddp_training"), **own, **by_hand)
 
     over, held = threading.Event(), list[socket.socket]()
 
@@ -49,20 +47,18 @@ def test_a_job_goes_on_among_strangers(tmp_path: Path) -> None:
             del held[:-500]
             time.sleep(0.05)
 
-    first = start(0)
+    first = started(0)
     attacker = threading.Thread(target=attack)
     attacker.start()
     try:
         time.sleep(2)
-        second = start(1)
-        outputs = [process.communicate(timeout=LIMIT) for process in (first, second)]
+        second = started(1)
+        ended = [finish(process) for process in (first, second)]
     finally:
         over.set()
         attacker.join()
-        for process in (first, second):
-            process.kill()
-    assert [process.returncode for process in (first, second)] == [0, 0], outputs
-    assert sum(output.count("same True") for output, _ in outputs) == 2
+        first.kill()
+    assert sum(ok(done).stdout.count("same True") for done in ended) == 2
     assert len(held) > len(NONSENSE)
     for stranger in held:
         stranger.close()

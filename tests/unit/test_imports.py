@@ -1,18 +1,18 @@
-"""Layers look down only, and torch comes in where it is used."""
+"""Layers look down only, and the environment is changed in one place."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, clean_environment
-from tests.polling import LIMIT
+from tests import sources
+from tests.launching import ROOT
+from tests.sources import tree
 
 _ROWS = [
     line.split("|")[1:-1]
@@ -21,13 +21,14 @@ _ROWS = [
 ]
 # Package or module of runner/: what it imports of runner/, itself not counted. In this order each imports only those before it.
 TABLE = {part.strip(" `"): set(imports.replace(",", " ").split()) for part, _, imports in _ROWS}
-FILES = sorted((ROOT / "runner").rglob("*.py"))
+FILES = sources.FILES["runner"]
 
 
+@cache
 def modules(path: Path) -> set[str]:
     """What a file imports, anywhere in it: modules, and names in them."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -45,22 +46,20 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "runner")))
-def test_layers_look_down_only(path: Path) -> None:
-    part = part_of(path)
-    assert imported(path) - {part} <= TABLE.get(part, {"cli"})
+def test_layers_look_down_only() -> None:
+    found = {path: imported(path) - {part_of(path)} - TABLE.get(part_of(path), {"cli"}) for path in FILES}
+    assert {path: parts for path, parts in found.items() if parts} == {}
 
 
 SHARED = {"jobscript", "tables"}  # folders of runner/tools/ that several tools need
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "runner" / "tools").glob("*/*.py")), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_no_tool_imports_another(path: Path) -> None:
-    folders = {one.name for one in (ROOT / "runner" / "tools").iterdir() if one.is_dir()}
-    others = folders - SHARED - {path.parent.name}
-    assert not {name for name in modules(path) if name.startswith("runner.tools.") and name.split(".")[2] in others}
+def test_no_tool_imports_another() -> None:
+    tools = ROOT / "runner" / "tools"
+    folders = {one.name for one in tools.iterdir() if one.is_dir()} - SHARED
+    for path in tools.glob("*/*.py"):
+        used = {name.split(".")[2] for name in modules(path) if name.startswith("runner.tools.")}
+        assert used & folders <= {path.parent.name}, path
 
 
 # What the methods of Run import, which is a type to all of these.
@@ -83,9 +82,8 @@ def test_class_names_are_unique() -> None:
     """Each class has a name of its own, except a workload's Options."""
     found = Counter(
         node.name
-        for folder in ("runner", "workloads")
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in [*FILES, *sources.FILES["workloads"]]
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef) and node.name != "Options"
     )
     assert [name for name, times in found.items() if times > 1] == []
@@ -128,76 +126,13 @@ def test_a_change_of_the_environment_is_seen(text: str, changes: bool) -> None:
     assert any(map(changes_environment, ast.walk(ast.parse(text)))) == changes
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "runner")))
-def test_the_environment_is_changed_in_one_place(path: Path) -> None:
-    changes = any(map(changes_environment, ast.walk(ast.parse(path.read_text()))))
-    assert changes == (path == ROOT / "runner" / "base" / "environment.py")
+def test_the_environment_is_changed_in_one_place() -> None:
+    changing = [path for path in FILES if any(map(changes_environment, ast.walk(tree(path))))]
+    assert changing == [ROOT / "runner" / "base" / "environment.py"]
 
 
-def test_nothing_in_the_runner_imports_a_workload() -> None:
+def test_the_runner_imports_no_workload_and_workloads_import_training_only() -> None:
     for path in FILES:
-        assert "import workloads" not in path.read_text()
-        assert "from workloads" not in path.read_text()
-
-
-def test_workloads_import_training_only() -> None:
-    for path in (ROOT / "workloads").rglob("*.py"):
+        assert not {name for name in modules(path) if name.partition(".")[0] == "workloads"}, path
+    for path in sources.FILES["workloads"]:
         assert imported(path) <= {"training", "base", "parallel"}
-
-
-def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=clean_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-
-
-@pytest.fixture
-def without_torch(tmp_path: Path) -> str:
-    """A folder for PYTHONPATH in which importing torch or NumPy fails, while its version can be read."""
-    for name in ("torch", "numpy", "torchvision"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} was imported')\n")
-        (tmp_path / name / "version.py").write_text("__version__ = '2.14.0'\n")
-    return str(tmp_path)
-
-
-def test_importing_the_runner_imports_no_torch(without_torch: str) -> None:
-    done = python("-c", "import runner, runner.cli, runner.starting.dispatch", PYTHONPATH=without_torch)
-    assert done.returncode == 0, done.stderr
-
-
-def test_explain_imports_no_torch(without_torch: str) -> None:
-    done = python("-m", "runner", "explain", PYTHONPATH=without_torch)
-    assert done.returncode == 0, done.stderr
-    assert "torch 2.14.0" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [
-        (["--help"], {}),
-        (["plan", "--help"], {}),
-        (["plan", "workloads.mnist", "--gpus", "4", "--memory", "80XB"], {}),
-        (["compare", "--help"], {}),
-        (["compare", "workloads.mnist", "--engines", "ddp:gloo,fdsp"], {}),
-        (["compare", "workloads.mnist", "--engines", "zero1+tp2"], {}),
-        (["compare", "workloads.mnist", "--engines", "ddp,tp2"], {}),  # of one rank
-        (["compare", "workloads.mnist", "--tp", "2"], {}),
-        (["nothing.like.this"], {}),
-        (["missing.py"], {}),
-        (["workloads.models"], {}),
-        (["workloads.mnist", "--device", "cuda"], {}),
-        (["workloads.mnist"], {"OMPI_COMM_WORLD_RANK": "0"}),
-        (["workloads.mnist"], {"RANK": "0", "WORLD_SIZE": "2"}),
-    ],
-)
-def test_a_wrong_launch_is_refused_without_torch(
-    without_torch: str, arguments: list[str], environment: dict[str, str]
-) -> None:
-    done = python("-m", "runner", *arguments, PYTHONPATH=without_torch, **environment)
-    assert done.returncode == (0 if "--help" in arguments else 2), done.stderr
-    assert "was imported" not in done.stderr

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from runner.versions import torch_private
+from tests import sources
 from tests.launching import ROOT
+from tests.sources import tree
 
 HOME = ROOT / "runner" / "versions" / "torch_private.py"
-FILES = [path for folder in ("runner", "workloads") for path in sorted((ROOT / folder).rglob("*.py")) if path != HOME]
+FILES = [path for path in [*sources.FILES["runner"], *sources.FILES["workloads"]] if path != HOME]
 OF_OTHERS = {"_asdict", "_fields", "_replace"}  # namedtuple's
 # A method of Horovod's server, NumPy's global generator, and what newer Pythons' multiprocessing has.
 OF_OTHERS |= {"_put_value", "_rand", "_get_base_temp_dir"}
@@ -25,14 +26,14 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
 
-def docstrings(tree: ast.AST) -> set[ast.AST]:
-    found = (node.body[0] for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list) and node.body)
+def docstrings(within: ast.AST) -> set[ast.AST]:
+    found = (node.body[0] for node in ast.walk(within) if isinstance(getattr(node, "body", None), list) and node.body)
     return {one.value for one in found if isinstance(one, ast.Expr)}
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
+def defined(within: ast.AST) -> Iterator[str]:
     """The names that a file gives to something, also to attributes."""
-    for node in ast.walk(tree):
+    for node in ast.walk(within):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -41,15 +42,15 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def private_names(tree: ast.AST, own: set[str]) -> Iterator[str]:
+def private_names(within: ast.AST, own: set[str]) -> Iterator[str]:
     """Those that a file has of others: in imports, as attributes, as texts.
 
     Args:
         own: names that are defined here.
     """
-    texts = docstrings(tree)
-    pieces = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    texts = docstrings(within)
+    pieces = {part for node in ast.walk(within) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(within):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             names = [f"{module}{alias.name}" for alias in node.names]
@@ -64,7 +65,7 @@ def private_names(tree: ast.AST, own: set[str]) -> Iterator[str]:
                 yield node.value
 
 
-OWN = {name for path in FILES for name in defined(ast.parse(path.read_text()))}
+OWN = {name for path in FILES for name in defined(tree(path))}
 
 
 @pytest.mark.parametrize(
@@ -89,10 +90,9 @@ def test_own_names_and_other_libraries_are_left_alone() -> None:
     assert not list(private_names(ast.parse(text), {"_own"}))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_names_of_torch_are_in_one_file(path: Path) -> None:
-    found = set(private_names(ast.parse(path.read_text()), OWN))
-    assert found <= {*OF_OTHERS, *torch_private.REPLACED}
+def test_private_names_of_torch_are_in_one_file() -> None:
+    found = {path: {*private_names(tree(path), OWN)} - OF_OTHERS - {*torch_private.REPLACED} for path in FILES}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize("name", torch_private._HOMES)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+from functools import cache
 
 import pytest
 
 from tests.launching import ROOT
+from tests.sources import FILES, tree
 
 # The word, and what to say. guard/ and its tests are left out: their names are its own subject.
 WORDS = {
@@ -23,21 +26,21 @@ WORDS = {
     r"outlines?": "on meta",
 }
 PARTS = ("runner", "workloads", "tests", "docs", "README.md", "CHANGELOG.md", "mpi_scripts", "envs")
-LEFT_OUT = (
-    "runner/guard/",
-    "tests/unit/guard/",
-    "tests/launched/guard/",
-    "tests/unit/test_words.py",
-    "docs/results/",
-    "tests/data/",
-    "docs/_build/",
-)
+LEFT_OUT = ("runner/guard/", "tests/unit/guard/", "tests/launched/guard/", "tests/unit/test_words.py", "docs/results/")
+LEFT_OUT += ("tests/data/", "docs/_build/")
 
 
-def files() -> list[str]:
+@cache
+def lines() -> list[tuple[str, str]]:
+    """The lines of all files, each after its place."""
     paths = [path for part in PARTS for path in [ROOT / part, *(ROOT / part).rglob("*")] if path.is_file()]
     names = [path.relative_to(ROOT).as_posix() for path in paths if path.suffix in {".py", ".md", ".sh", ".j2"}]
-    return [name for name in names if not name.startswith(LEFT_OUT)]
+    return [
+        (f"{name}:{number}", line)
+        for name in names
+        if not name.startswith(LEFT_OUT)
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
+    ]
 
 
 def pattern_of(word: str) -> re.Pattern[str]:
@@ -55,42 +58,21 @@ def test_a_word_is_found(text: str) -> None:
 @pytest.mark.parametrize("word", WORDS)
 def test_the_fields_words_are_used(word: str) -> None:
     pattern = pattern_of(word)
-    found = [
-        f"{file}:{number}: {line.strip()}"
-        for file in files()
-        for number, line in enumerate((ROOT / file).read_text(encoding="utf-8").splitlines(), 1)
-        if pattern.search(line) and "the job goes on without it" not in line
-    ]
+    found = [one for one in lines() if pattern.search(one[1]) and "the job goes on without it" not in one[1]]
     assert found == [], f"say {WORDS[word]}"
 
 
 # Words with which no sentence begins that stands alone.
 LEANING = {
-    "Of",
-    "By",
-    "Those",
-    "What",
-    "As",
-    "Its",
-    "It",
-    "Which",
-    "Where",
-    "When",
-    "For",
-    "From",
-    "With",
-    "In",
-    "On",
-    "At",
+    *["Of", "By", "Those", "What", "As", "Its", "It", "Which", "Where", "When", "For", "From", "With", "In", "On", "At"]
 }
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
-        for part in ("runner", "workloads", "mpi_scripts")
-        for path in (ROOT / part).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in itertools.chain(*FILES.values())
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
         and (text := ast.get_docstring(node))
         and (text.split()[0] in LEANING or text.startswith("The same"))
