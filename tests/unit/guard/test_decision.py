@@ -8,7 +8,7 @@ from signal import SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
@@ -329,27 +329,21 @@ def drawn_facts(draw: st.DrawFn) -> Facts:
     return facts(**known, **{name: draw(flags) for name in (*booleans, *more, "is_reached")})
 
 
-ANY = drawn_facts() | st.sampled_from([known for known, *_ in CASES.values()])
-
-
-@given(ANY)
-def test_a_rank_ends_with_0_only_where_the_job_is_well_as_far_as_it_knows(known: Facts) -> None:
+def a_rank_ends_with_0_only_where_the_job_is_well_as_far_as_it_knows(known: Facts) -> None:
     assert 0 <= decide(known).code < 256
     assert decide(replace(known, hang_is_reported=True)).code != EXIT_OK
     assert decide(replace(known, follows=True)).code != EXIT_OK
     assert decide(replace(known, end=replace(known.end, is_in_training=True))).code != EXIT_OK
 
 
-@given(ANY)
-def test_a_signal_that_ends_the_job_is_no_failure(known: Facts) -> None:
+def a_signal_that_ends_the_job_is_no_failure(known: Facts) -> None:
     decision = decide(replace(known, is_ended_by_signal=True))
     assert not decision.is_first_failure
     assert not decision.starts_again
     assert decision.waits_for in (None, REPORT)  # who has hung says so all the same
 
 
-@given(ANY)
-def test_ranks_start_again_only_after_a_failure_that_another_attempt_may_not_have(known: Facts) -> None:
+def ranks_start_again_only_after_a_failure_that_another_attempt_may_not_have(known: Facts) -> None:
     decision = decide(restartable(known))
     if decision.starts_again:
         assert known.end.has_met or known.attempt > 0
@@ -361,22 +355,19 @@ def test_ranks_start_again_only_after_a_failure_that_another_attempt_may_not_hav
         assert not decide(restartable(known, attempt=2)).starts_again
 
 
-@given(ANY)
-def test_every_wait_ends(known: Facts) -> None:
+def every_wait_ends(known: Facts) -> None:
     decision = decide(known)
     assert decision.waits_for not in known.waited_out - {PEERS}
     nobody = replace(known, waited_out=frozenset(Awaited), present=frozenset(), unfinished=frozenset())
     assert decide(nobody).waits_for is None
 
 
-@given(ANY)
-def test_a_rank_that_has_failed_waits_for_nobodys_end(known: Facts) -> None:
+def a_rank_that_has_failed_waits_for_nobodys_end(known: Facts) -> None:
     decision = decide(known)
     assert decision.waits_for is not PEERS or decision.code == EXIT_OK
 
 
-@given(ANY)
-def test_what_the_worker_or_another_has_said_is_not_said_again(known: Facts) -> None:
+def what_the_worker_or_another_has_said_is_not_said_again(known: Facts) -> None:
     decision, spoken = decide(known), decide(replace(known, has_spoken=True))
     assert not (decision.message or decision.needs_reason) or known.end.verdict is None
     assert not (decision.message and decision.needs_reason)
@@ -385,8 +376,7 @@ def test_what_the_worker_or_another_has_said_is_not_said_again(known: Facts) -> 
     assert spoken.code == decision.code
 
 
-@given(ANY)
-def test_where_all_ranks_end_alike_no_guard_tells_of_a_failure(known: Facts) -> None:
+def where_all_ranks_end_alike_no_guard_tells_of_a_failure(known: Facts) -> None:
     everywhere = replace(known.end, verdict=7, ends_everywhere=True)
     decision = decide(restartable(replace(known, end=everywhere)))
     assert decision.code == 7
@@ -394,10 +384,29 @@ def test_where_all_ranks_end_alike_no_guard_tells_of_a_failure(known: Facts) -> 
     assert not decision.starts_again
 
 
-@given(ANY)
-def test_the_first_failure_is_no_end_that_was_asked_for(known: Facts) -> None:
+def the_first_failure_is_no_end_that_was_asked_for(known: Facts) -> None:
     decision: Decision = decide(known)
     if decision.is_first_failure:
         assert decision.code not in (EXIT_OK, EXIT_REQUEUE, 128 + signal.SIGINT)
         assert not known.follows
         assert decision.cause
+
+
+RULES = (
+    a_rank_ends_with_0_only_where_the_job_is_well_as_far_as_it_knows,
+    a_signal_that_ends_the_job_is_no_failure,
+    ranks_start_again_only_after_a_failure_that_another_attempt_may_not_have,
+    every_wait_ends,
+    a_rank_that_has_failed_waits_for_nobodys_end,
+    what_the_worker_or_another_has_said_is_not_said_again,
+    where_all_ranks_end_alike_no_guard_tells_of_a_failure,
+    the_first_failure_is_no_end_that_was_asked_for,
+)
+
+
+@settings(max_examples=200)
+@given(drawn_facts() | st.sampled_from([known for known, *_ in CASES.values()]))
+def test_what_holds_whatever_the_facts_are(known: Facts) -> None:
+    """All rules by one drawing, which takes longer than a decision."""
+    for rule in RULES:
+        rule(known)

