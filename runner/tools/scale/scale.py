@@ -104,13 +104,18 @@ def scale(job: Job, argv: list[str]) -> None:
 
 def _measure(study: Study, command: Sequence[str], hosts: Mapping[str, int], given: Namespace) -> None:
     """Run all sizes, in turn, so that a slow minute hits all of them."""
-    end = time.monotonic() + 60 * given.minutes
+    end, longest = time.monotonic() + 60 * given.minutes, dict[int, float]()
     for number in range(given.rounds):
-        for size in study.sizes:
+        for place, size in enumerate(study.sizes):
             if size.problem or (number and time.monotonic() > end):
                 continue
-            show_progress(f"{size.ranks} ranks, round {number + 1} of {given.rounds}")
+            left = sum(longest.get(one.ranks, 0.0) for one in study.sizes[place:])
+            left += (given.rounds - 1 - number) * sum(longest.values())
+            about = f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left" if left else ""
+            show_progress(f"{size.ranks} ranks, round {number + 1} of {given.rounds}{about}")
+            began = time.monotonic()
             ranks, size.problem = _run(command, size, hosts, StepsWanted(warmup=given.warmup, steps=given.steps))
+            longest[size.ranks] = max(time.monotonic() - began, longest.get(size.ranks, 0.0))
             if ranks:
                 _take(size, ranks, given.global_batch_size or (given.batch_size or 0) * size.ranks)
                 study.facts = study.facts | ranks[0].facts
