@@ -103,7 +103,7 @@ def _weights(run: Run, task: Task, options: Settings) -> Iterable[tuple[str, Ten
 
 
 def trained(run: Run, task: Task, options: Settings) -> Trainer:
-    """The task's model as a checkpoint has it, for use and not for training. Collective.
+    """Return the task's model as a checkpoint has it, for use and not for training. Collective.
 
     Raises:
         UsageError: there is no checkpoint, or it is damaged or does not fit.

@@ -70,11 +70,11 @@ class Preemption:
         self._agreed = (0, time.monotonic())  # call and time of the last one
 
     def stop(self) -> None:
-        """This rank's program asks for the end of the training, as if it had been its last step."""
+        """Ask for the end of the training, as if this step had been its last."""
         self._asked = _STOP if self._asked is None else self._asked
 
     def receive(self, number: int, _: FrameType | None) -> None:
-        """A signal's handler."""
+        """Handle a signal."""
         self._asked = number
 
     def agree(self, *, now: bool = False) -> bool:
@@ -111,7 +111,7 @@ class Preemption:
         return [*asked, float(self._checkpoints.time_is_due()), float(self._interval())]
 
     def _time_step(self) -> None:
-        """Note the time since the last call, without that for checkpoints."""
+        """Note the time since the last call, without the time for checkpoints."""
         now, spent = time.monotonic(), self._checkpoints.spent_seconds
         seconds = now - self._called - (spent - self._spent)
         self._called, self._spent = now, spent

@@ -124,7 +124,7 @@ class Run:
             print(text, flush=True)
 
     def sum(self, *numbers: float, dimension: str | None = "data") -> list[float]:
-        """The sums of these numbers, in double precision. Collective.
+        """Return the sums of these numbers over the ranks, in double precision. Collective.
 
         Args:
             dimension: of the mesh, along which ranks add; None: all ranks of the job.

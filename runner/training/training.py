@@ -109,7 +109,7 @@ class Training:
 
     @contextmanager
     def begun(self, see_that_own: Callable[[], None]) -> Iterator[None]:
-        """The training; at its end the last checkpoint is written. Collective.
+        """A context of the training, which writes the last checkpoint at its end. Collective.
 
         Args:
             see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
@@ -134,7 +134,7 @@ class Training:
             checkpoints.end(self.position)
 
     def batches(self) -> Iterator[Batch]:
-        """This rank's batches of all steps that are left, on its device. The step is done when the next one is asked for."""
+        """Yield this rank's batches of all steps that are left, on its device. A step is done when the next batch is asked for."""
         run, options, position, metrics = self._run, self._options, self.position, self._metrics
         device, dtype = run.device, self._trainer.dtype
         # An epoch of which no whole batch is left has no step, and ends as others do.
@@ -174,7 +174,7 @@ class Training:
             most -= 1
 
     def finish_step(self) -> None:
-        """The step is computed. Does nothing if it was called before in this step. Collective."""
+        """Do what follows a step that is computed. Does nothing if it was called before in this step. Collective."""
         if not self._is_done:
             is_last, loss = self.is_last_of_epoch, self.loss
             if loss is None:
@@ -267,12 +267,12 @@ class Training:
                 hook(self._state)
 
     def note_loss(self, loss: Tensor) -> None:
-        """A loss of this step: the first counts, until one is logged by its name."""
+        """Note a loss of this step: the first counts, until one is logged by its name."""
         if self._fresh:
             self.loss, self._fresh = loss, False
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
-        """Numbers of this step, in the place of others of the same names.
+        """Note numbers of this step, in the place of others of the same names.
 
         Raises:
             UsageError: a name is one that a line of the metrics has for itself.
@@ -284,11 +284,11 @@ class Training:
             self.loss, self._fresh = number_of("loss", values["loss"], self._run.device), False
 
     def stop(self) -> None:
-        """This rank asks for the end of the training after this step, with a checkpoint."""
+        """End the training after this step, with a checkpoint. One rank's call is enough."""
         self._preemption.stop()
 
     def result(self) -> Result:
-        """How the training has ended, which rank 0 prints."""
+        """Return the result of the training, and print it on rank 0."""
         step = self.position.step
         result = Result(step, self._meter.overall(), *(self.evaluation or (None, None, {})))
         checkpoint = self._options.checkpoint_dir / name_of(step)
@@ -301,7 +301,7 @@ class Training:
         return result
 
     def nothing_left(self) -> Result:
-        """How a training that is at its end has ended, which rank 0 prints. Collective.
+        """Evaluate a training that is at its end, and print on rank 0 that no step is left. Collective.
 
         Raises:
             RunnerError: its loss was not finite.

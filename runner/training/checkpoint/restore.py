@@ -95,7 +95,7 @@ def _load(
 
 
 def model_weights(path: Path) -> dict[str, Tensor]:
-    """The model's weights in a checkpoint, or in the newest one of a folder, by name. Called on one rank.
+    """Return the model's weights in a checkpoint, or in the newest one of a folder, by name. Called on one rank.
 
     Raises:
         UsageError: there is none, or it is damaged.
