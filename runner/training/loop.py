@@ -16,9 +16,8 @@ from runner.training.checkpoint import resume
 from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.weights import read_weights
-from runner.training.data.feed import Feed
 from runner.training.data.feeds import feed_of, with_batch_of
-from runner.training.data.source import Source, source_of, source_of_test
+from runner.training.data.source import source_of, source_of_test
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.rates import rate_of, set_rate
@@ -61,7 +60,13 @@ def fit(
         options = with_batch_of(source, options)
         looks = check_task(run, task, options)
         feed = feed_of(run, source, options, beside=None if task.test_data is None else source_of_test(task))
-        _check_stages(task, feed, source, options)
+        with raised_on_all_ranks():
+            task.check_stages(options)
+            if options.pp > 1 and not (source.drop_last and feed.is_even):
+                raise UsageError(
+                    f"--pp {options.pp}: stages take batches of one size, and the data's may differ",
+                    fix="say drop_last=True in the task or the DataLoader, and leave out a batch sampler",
+                )
         trainer = make_trainer(task, run.setting(options.dtype, options, looks["training"].batch))
         training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
         if training.saved is None and (weights := _weights(run, task, options)) is not None:
@@ -79,17 +84,6 @@ def fit(
                 is_usual = feed.is_even and batch.all_samples == options.batch_size * run.data_size
                 training.loss = trainer.step(batch.value, check, samples=None if is_usual else batch.samples)
         return training.result()
-
-
-@raised_on_all_ranks()
-def _check_stages(task: Task, feed: Feed, source: Source, options: Settings) -> None:
-    """Refuse batches of several sizes if pipeline stages agree on shapes, and a loss that calls the model itself."""
-    task.check_stages(options)
-    if options.pp > 1 and not (source.drop_last and feed.is_even):
-        raise UsageError(
-            f"--pp {options.pp}: stages take batches of one size, and the data's may differ",
-            fix="say drop_last=True in the task or the DataLoader, and leave out a batch sampler",
-        )
 
 
 def _weights(run: Run, task: Task, options: Settings) -> Iterable[tuple[str, Tensor]] | None:
