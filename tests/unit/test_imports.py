@@ -63,7 +63,7 @@ def test_no_tool_imports_another() -> None:
 
 
 # What the methods of Run import, which is a type to all of these.
-OF_RUN = {f"runner.training.{name}" for name in ("hooks.state", "loop", "model", "own_loop", "summary", "workload")}
+OF_RUN = {f"runner.training.{name}" for name in ("loop", "model", "own_loop", "summary")}
 
 
 def test_no_modules_import_each_other() -> None:
