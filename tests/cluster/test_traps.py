@@ -308,7 +308,7 @@ def test_srun_offers_pmi_that_mpi_does_not_speak(vc: Cluster) -> None:
 
 def test_an_exception_on_one_host_ends_the_job_on_both(vc: Cluster) -> None:
     for name in ("openmpi4", "openmpi5", "mpich", "intelmpi", "srun"):
-        done = LAUNCHERS[name](vc, [1, 1], [*RUNNER, path_of("one_rank_raises_while_others_sleep")])
+        done = LAUNCHERS[name](vc, [1, 1], [*RUNNER, path_of("one_rank_raises_alone")])
         assert done.returncode != 0, name
         assert "rank 1 of 2 on host node2 failed: ValueError: the loss exploded" in own_lines(done)[0], name
 

@@ -12,7 +12,7 @@ from tests.results import refused
 
 pytestmark = pytest.mark.needs("mpi4py")
 
-EVERYTHING = path_of("every_operation")
+EVERYTHING, LATE = path_of("every_operation"), path_of("late_or_gone")
 
 
 @pytest.mark.parametrize(("ranks", "end"), [(1, []), (3, ["leave"])])
@@ -91,12 +91,12 @@ def test_a_monitored_barrier_names_who_is_missing() -> None:
 
 def test_a_group_that_has_failed_can_be_destroyed_and_the_job_ends() -> None:
     """Its call is still open in MPI: nobody waits for that, and the program that has caught the error ends well."""
-    done = ok(runner(2, path_of("destroys_a_failed_group")))
+    done = ok(runner(2, LATE, "destroys"))
     assert done.stdout == "continued\n"
 
 
 def test_with_torchs_debugging_another_rank_s_call_is_no_partner() -> None:
-    done = runner(2, path_of("makes_another_call"), TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    done = runner(2, LATE, "another-call", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert done.returncode == 1
     assert "Detected mismatch between collectives on ranks" in own_lines(done)[0]
     assert "BROADCAST" in done.stderr
@@ -105,24 +105,24 @@ def test_with_torchs_debugging_another_rank_s_call_is_no_partner() -> None:
 
 def test_a_rank_that_has_done_its_part_may_leave() -> None:
     """Nor do those who wait take it for one that has left because all have left a group of the same name before."""
-    assert ok(runner(3, path_of("done_before_the_others"))).stdout.splitlines() == ["gathered"] * 3
+    assert ok(runner(3, LATE, "done-before")).stdout.splitlines() == ["gathered"] * 3
 
 
 def test_all_calls_of_a_group_fail_when_one_does() -> None:
-    done = ok(runner(2, path_of("all_calls_fail")))
+    done = ok(runner(2, LATE, "all-calls-fail"))
     assert done.stdout.splitlines() == ["True"] * 4 + ["True False"]
 
 
 def test_a_late_rank_does_not_join_a_blocking_call_that_was_given_up() -> None:
-    done = ok(runner(2, path_of("late_for_a_blocking_call")))
+    done = ok(runner(2, LATE, "blocking"))
     assert set(done.stdout.splitlines()) <= {"all_reduce: Timed out waiting 200", "all_reduce: rank 0 has left the g"}
     assert len(done.stdout.splitlines()) == 2
 
 
-@pytest.mark.parametrize(("ranks", "how"), [(3, "ends"), (2, "destroys")])
+@pytest.mark.parametrize(("ranks", "how"), [(3, "gone"), (2, "gone-from-its-group")])
 def test_a_rank_that_leaves_is_named_to_those_who_wait_for_it(ranks: int, how: str) -> None:
     """In seconds, where the limit of the call is half an hour."""
-    done = runner(ranks, path_of("leaves_before_a_call"), how)
+    done = runner(ranks, LATE, how)
     assert done.returncode == 1
     assert "all_reduce: rank 1 has left the group while this rank waits" in done.stderr
 

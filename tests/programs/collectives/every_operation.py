@@ -86,6 +86,47 @@ def is_defined(kind, dtype):
     return not dtype.is_complex or kind in (ReduceOp.SUM, ReduceOp.AVG)  # torch lets no others through
 
 
+def moves(everyone, *what, part=None):
+    """All calls that move tensors as they are.
+
+    Args:
+        everyone: the tensor of each rank.
+        part: (sender, receiver) → what an all_to_all sends; without it each sends its own tensor to all.
+    """
+    own, together = everyone[rank], torch.stack(everyone)
+    tensor = own.clone()
+    dist.broadcast(tensor, size - 1)
+    same(tensor, everyone[-1], "broadcast", *what)
+    gathered = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(gathered, own)
+    same(torch.stack(gathered), together, "all_gather", *what)
+    joined = torch.empty_like(together)
+    dist.all_gather_into_tensor(joined, own)
+    same(joined, together, "all_gather_into_tensor", *what)
+    gathered = [torch.empty_like(own) for _ in range(size)] if rank == 0 else None
+    dist.gather(own, gathered, 0)
+    if gathered:
+        same(torch.stack(gathered), together, "gather", *what)
+    received = torch.empty_like(own)
+    dist.scatter(received, everyone if rank == size - 1 else None, size - 1)
+    same(received, own, "scatter", *what)
+    part = part or (lambda sender, _: everyone[sender])
+    outgoing, wanted = [part(rank, r) for r in range(size)], torch.stack([part(r, rank) for r in range(size)])
+    incoming = [torch.empty_like(own) for _ in range(size)]
+    dist.all_to_all(incoming, outgoing)
+    same(torch.stack(incoming), wanted, "all_to_all", *what)
+    mixed = torch.empty_like(together)
+    dist.all_to_all_single(mixed, torch.stack(outgoing))
+    same(mixed, wanted, "all_to_all_single", *what)
+    if size > 1:
+        arrived, after, before = torch.empty_like(own), (rank + 1) % size, (rank - 1) % size
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, own, after), dist.P2POp(dist.irecv, arrived, before)]
+        ):
+            work.wait()
+        same(arrived, everyone[before], "batch_isend_irecv", *what)
+
+
 FEW = [dtype for dtype in INTEGERS + FLOATS8 + OTHERS if dtype not in (torch.uint8, torch.int64, torch.bool)]
 for dtype, shape in itertools.product(INTEGERS + FLOATS + FLOATS8 + OTHERS, SHAPES):
     if dtype in FEW and shape not in ((0,), (17, 5)):  # what is done to them is the same at any size
@@ -109,36 +150,12 @@ for dtype, shape in itertools.product(INTEGERS + FLOATS + FLOATS8 + OTHERS, SHAP
         dist.all_reduce(reduced, kind)
         same(scattered, reduced[rank], "reduce_scatter", kind, dtype, shape)
         same(single, reduced[rank], "reduce_scatter_tensor", kind, dtype, shape)
-    tensor = own.clone()
-    dist.broadcast(tensor, size - 1)
-    same(tensor, everyone[-1], "broadcast", dtype, shape)
-    gathered = [torch.empty_like(own) for _ in range(size)]
-    dist.all_gather(gathered, own)
-    same(torch.stack(gathered), torch.stack(everyone), "all_gather", dtype, shape)
-    joined = torch.empty((size, *shape), dtype=dtype)
-    dist.all_gather_into_tensor(joined, own)
-    same(joined, torch.stack(everyone), "all_gather_into_tensor", dtype, shape)
-    gathered = [torch.empty_like(own) for _ in range(size)] if rank == 0 else None
-    dist.gather(own, gathered, 0)
-    if gathered:
-        same(torch.stack(gathered), torch.stack(everyone), "gather", dtype, shape)
-    received = torch.empty_like(own)
-    dist.scatter(received, everyone if rank == size - 1 else None, size - 1)
-    same(received, own, "scatter", dtype, shape)
-    outgoing = [values(rank * size + r, dtype, shape) for r in range(size)]
-    incoming = [torch.empty_like(own) for _ in range(size)]
-    dist.all_to_all(incoming, outgoing)
-    wanted = [values(r * size + rank, dtype, shape) for r in range(size)]
-    same(torch.stack(incoming), torch.stack(wanted), "all_to_all", dtype, shape)
-    mixed = torch.empty((size, *shape), dtype=dtype)
-    dist.all_to_all_single(mixed, torch.stack(outgoing))
-    same(mixed, torch.stack(wanted), "all_to_all_single", dtype, shape)
-    arrived = torch.empty_like(own)
-    operations = [dist.P2POp(dist.isend, own, (rank + 1) % size), dist.P2POp(dist.irecv, arrived, (rank - 1) % size)]
-    for work in dist.batch_isend_irecv(operations) if size > 1 else []:
-        work.wait()
-    if size > 1:
-        same(arrived, everyone[(rank - 1) % size], "batch_isend_irecv", dtype, shape)
+    moves(
+        everyone,
+        dtype,
+        shape,
+        part=lambda sender, receiver, dtype=dtype, shape=shape: values(sender * size + receiver, dtype, shape),
+    )
 
 for dtype, kind in itertools.product([torch.float32, torch.int64, torch.bfloat16], [ReduceOp.SUM, ReduceOp.MAX]):
     one, other = values(rank, dtype, (40, 3)), values(rank, dtype, (40, 3))
@@ -173,38 +190,19 @@ mpi_buffers.LARGEST_CALL = largest
 # Of more elements than an int counts, if that were a small one.
 largest, mpi_buffers.LARGEST_COUNT = mpi_buffers.LARGEST_COUNT, 16
 own = torch.arange(9.0) + rank
-everyone = torch.stack([torch.arange(9.0) + r for r in range(size)])
+parts = [torch.arange(9.0) + r for r in range(size)]
+moves(parts, "large")
+everyone = torch.stack(parts)
 joined = torch.empty(size, 9)
-dist.all_gather_into_tensor(joined, own)
-same(joined, everyone, "a large all_gather_into_tensor")
 joined[rank] = own
 dist.all_gather_into_tensor(joined, joined[rank])
 same(joined, everyone, "a large all_gather_into_tensor in place")
-gathered = [torch.empty(9) for _ in range(size)]
-dist.all_gather(gathered, own)
-same(torch.stack(gathered), everyone, "a large all_gather")
-gathered = [torch.empty(9) for _ in range(size)] if rank == 0 else None
-dist.gather(own, gathered, 0)
-if gathered:
-    same(torch.stack(gathered), everyone, "a large gather")
-received = torch.empty(9)
-dist.scatter(received, list(everyone) if rank == 0 else None, 0)
-same(received, own, "a large scatter")
-mixed = torch.empty(size, 9)
-dist.all_to_all_single(mixed, torch.stack([own] * size))
-same(mixed, everyone, "a large all_to_all_single")
 uneven = [torch.empty(5 * r) for r in range(size)]
 dist.all_gather(uneven, torch.full((5 * rank,), float(rank)))
 same(torch.cat(uneven), torch.cat([torch.full((5 * r,), float(r)) for r in range(size)]), "a large uneven all_gather")
 scattered = torch.empty(9)
 dist.reduce_scatter_tensor(scattered, (everyone + rank).flatten())
 same(scattered, own * size + sum(range(size)), "a large reduce_scatter_tensor")
-if size > 1:
-    arrived = torch.empty(9)
-    pair = [dist.P2POp(dist.isend, own, (rank + 1) % size), dist.P2POp(dist.irecv, arrived, (rank - 1) % size)]
-    for work in dist.batch_isend_irecv(pair):
-        work.wait()
-    same(arrived, everyone[(rank - 1) % size], "a large message")
 mpi_buffers.LARGEST_COUNT = largest
 
 # Uneven parts.
