@@ -40,15 +40,9 @@ def test_a_job_trains_and_ends_with_the_targets_exit_code(vc: Cluster, tmp_path:
     ],
 )
 def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster, mpi: str, environment: dict[str, str]) -> None:
-    request = [
-        "--nodes=2",
-        "--ranks-per-node=2",
-        "--cores-per-rank=1",
-        "--time-limit=0:05:00",
-        f"--mpi={mpi}",
-        "--memory=1M",
-    ]
-    command = [*RUNNER, "jobscript", *request, "--submit", "explain", "--json"]
+    shape = ["--nodes=2", "--ranks-per-node=2", "--cores-per-rank=1", "--memory=1M"]
+    request = [*shape, "--time-limit=0:05:00", f"--mpi={mpi}", "--submit"]
+    command = [*RUNNER, "jobscript", *request, "explain", "--json"]
     answer = ok(vc.run("node1", command, **environment)).stdout
     job = answer.split()[-1]
     assert answer == f"Submitted batch job {job}\n"

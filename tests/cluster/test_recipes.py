@@ -15,6 +15,7 @@ from tests.launching import PROGRAMS, RUNNER, ok
 
 RECIPES = PROGRAMS / "recipes"
 TORCHRUN = str(BIN / "torchrun")
+TWO_PER_NODE = ["-np", "4", "--map-by", "ppr:2:node", "--bind-to", "none", "--host", "node1:2,node2:2"]
 
 
 def ranks(text: str) -> list[str]:
@@ -53,21 +54,7 @@ def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:
 @pytest.mark.parametrize(
     ("launcher", "environment", "local_ranks"),
     [
-        (
-            [
-                str(BIN / "mpirun"),
-                "-np",
-                "4",
-                "--map-by",
-                "ppr:2:node",
-                "--bind-to",
-                "none",
-                "--host",
-                "node1:2,node2:2",
-            ],
-            {"PRTE_MCA_prte_if_include": "eth0"},
-            [0, 1, 0, 1],
-        ),
+        ([str(BIN / "mpirun"), *TWO_PER_NODE], {"PRTE_MCA_prte_if_include": "eth0"}, [0, 1, 0, 1]),
         ([INTEL_MPIRUN, "-n", "2", "-ppn", "1", "-hosts", "node1,node2"], INTEL, [0, 0]),
     ],
     ids=["Open MPI", "Intel MPI"],

@@ -47,18 +47,8 @@ def supervised(vc: Cluster, folder: Path, *options: str) -> Supervised:
 
 
 def training(folder: Path, *arguments: str) -> list[str]:
-    more = [
-        "--save-every",
-        "end",
-        "--save-every",
-        "20steps",
-        "--max-steps",
-        "60",
-        "--global-batch-size",
-        "8",
-        *arguments,
-    ]
-    return ["faulty", "--resume", "auto", "--checkpoint-dir", str(folder), "--milliseconds", "1", *more]
+    words = ["faulty", "--resume", "auto", "--checkpoint-dir", str(folder), "--milliseconds", "1", "--max-steps", "60"]
+    return [*words, "--save-every", "end", "--save-every", "20steps", "--global-batch-size", "8", *arguments]
 
 
 def test_a_job_goes_on_on_the_host_that_is_left(vc: Cluster, tmp_path: Path) -> None:

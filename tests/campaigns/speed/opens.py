@@ -57,21 +57,8 @@ def counted(command: list[str]) -> tuple[int, int]:
     """(opens, looks) of a command and all that it starts."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
-        ok(
-            run(
-                "strace",
-                "-f",
-                "-qq",
-                "--seccomp-bpf",
-                "-e",
-                "trace=%file",
-                "-e",
-                "signal=none",
-                "-o",
-                str(trace),
-                *command,
-            )
-        )
+        strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", "trace=%file", "-e", "signal=none", "-o", str(trace)]
+        ok(run(*strace, *command))
         with trace.open(errors="replace") as lines:
             return count(lines)
 
