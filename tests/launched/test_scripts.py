@@ -28,7 +28,6 @@ from tests.launching import (
     torchrun,
     under_mpirun,
 )
-from tests.results import refused
 
 VARIABLES = (path_of("torchrun_variables"), "--lr", "0.1", "-x")
 
