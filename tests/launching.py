@@ -155,6 +155,14 @@ def under_mpirun(ranks: int, *command: str) -> list[str]:
     return [mpirun_path(), "-np", str(ranks), *command]
 
 
+def one_rank_each(*commands: list[str]) -> list[str]:
+    """One mpirun of several programs with one rank each."""
+    line = under_mpirun(1, *commands[0])
+    for command in commands[1:]:
+        line += [":", "-np", "1", *command]
+    return line
+
+
 def torchrun(
     ranks: int, *program: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> subprocess.CompletedProcess[str]:

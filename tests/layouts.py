@@ -19,6 +19,11 @@ def case(ranks: int, options: str, *more: Any, also: Sequence[str] = ()) -> Any:
     return pytest.param(ranks, options, *more, marks=needing((ranks, options), also=also))
 
 
+def each_of(*layouts: tuple[int, str]) -> pytest.MarkDecorator:
+    """Run a test, which has the parameters ``ranks`` and ``layout``, in each of these layouts."""
+    return pytest.mark.parametrize(("ranks", "layout"), [case(*layout) for layout in layouts])
+
+
 def needing(*layouts: tuple[int, str], also: Sequence[str] = ()) -> pytest.MarkDecorator:
     """The marker of a test that trains in all of these layouts, each a number of ranks and a workload's options."""
     return pytest.mark.needs(*dict.fromkeys(key for one in layouts for key in _features(*one)), *also)

@@ -22,6 +22,14 @@ def on_terminal(
     columns: int, *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
 ) -> list[str]:
     """The lines that a command prints, without colours; it must end well."""
+    seen = sent_to_terminal(columns, *command, cwd=cwd, timeout=timeout, **environment)
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", seen).replace("\r\n", "\n").splitlines()
+
+
+def sent_to_terminal(
+    columns: int, *command: str, cwd: Path | None = None, timeout: float = LIMIT, **environment: str
+) -> str:
+    """What a command sends to a terminal, which is its standard output; the command must end well."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     kept = {name: value for name, value in clean_environment(**environment).items() if name not in ("COLUMNS", "LINES")}
@@ -48,4 +56,4 @@ def on_terminal(
             os.close(ours)
         errors.seek(0)
         assert code == 0, f"exit code {code}\n{seen.decode()}\n{errors.read()}"
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", seen.decode()).replace("\r\n", "\n").splitlines()
+    return seen.decode()

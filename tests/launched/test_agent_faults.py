@@ -21,8 +21,8 @@ from tests.launching import (
     clean_environment,
     finish,
     mpirun,
-    mpirun_path,
     ok,
+    one_rank_each,
     own_lines,
     path_of,
     run,
@@ -56,9 +56,8 @@ def test_a_job_that_is_ended_while_it_imports_leaves_nothing_behind(number: sign
 @pytest.mark.parametrize("how", TAKEN)
 def test_ranks_start_where_something_else_has_the_agents_name(how: str) -> None:
     """Soon: it has an agent's name, and is none of their launcher's processes."""
-    done = ok(
-        mpirun(2, sys.executable, path_of("name_is_taken"), how, "--share-import", "off", path_of("says_its_rank"))
-    )
+    job = [path_of("name_is_taken"), how, "--share-import", "off", path_of("says_its_rank")]
+    done = ok(mpirun(2, sys.executable, *job))
     told = [line for line in done.stderr.splitlines() if "has not answered for 3 s, so this rank has an agent" in line]
     assert len(told) == (0 if how == "other" else 2), done.stderr
 
@@ -81,11 +80,10 @@ def test_too_few_open_files_for_a_rank_are_refused_in_a_line() -> None:
     refused(done, f"runner: {told}", code=1)
 
 
-def shown(first: str, second: str) -> list[dict[str, object]]:
-    """What each of two ranks has, which are started after these lines of bash."""
+def shown(*shells: str) -> list[dict[str, object]]:
+    """What each rank has, which are started after these lines of bash."""
     command = [*RUNNER, path_of("shows_its_process")]
-    ranks = ["-np", "1", *after(first, *command), ":", "-np", "1", *after(second, *command)]
-    done = ok(run(mpirun_path(), *ranks))
+    done = ok(run(*one_rank_each(*(after(shell, *command) for shell in shells))))
     return sorted(map(json.loads, done.stdout.splitlines()), key=lambda one: str(one["rank"]))
 
 
@@ -96,20 +94,14 @@ def test_what_each_rank_has_of_its_own_is_given_to_its_worker() -> None:
     assert (other["umask"], other["own"], other["affinity"]) == (0o007, "2", [1])
 
 
-@pytest.mark.parametrize(
-    ("name", "second", "value"),
-    [
-        ("folder", "cd /", "/"),
-        ("threads", "export OMP_NUM_THREADS=2", "2"),
-        ("core", "ulimit -c 7", 7 * 1024),
-        ("python", 'exec "${0%/*}/python3" "$@"', "python3"),
-    ],
-)
-def test_ranks_whose_processes_differ_in_what_a_fork_keeps_share_nothing(name: str, second: str, value: object) -> None:
-    one, other = shown("true", second)
-    assert one["importer"] != other["importer"]
-    assert one[name] != other[name]
-    assert str(other[name]).endswith(str(value))
+def test_ranks_whose_processes_differ_in_what_a_fork_keeps_share_nothing() -> None:
+    threads, python = "export OMP_NUM_THREADS=2", 'exec "${0%/*}/python3" "$@"'
+    one, *others = shown("true", "cd /", threads, "ulimit -c 7", python)
+    assert len({rank["importer"] for rank in (one, *others)}) == 5
+    values = {"folder": "/", "threads": "2", "core": str(7 * 1024), "python": "python3"}
+    for other, (name, value) in zip(others, values.items(), strict=True):
+        assert one[name] != other[name]
+        assert str(other[name]).endswith(value)
 
 
 @pytest.mark.parametrize("how", ["fork", "daemon"])

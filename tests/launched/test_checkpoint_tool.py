@@ -83,11 +83,7 @@ def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, turns: Turn
     ok(turns(1, "workloads.mnist", "--data=digits", "--max-steps=1", f"--checkpoint-dir={tmp_path / 'run'}"))
     file = tmp_path / "model.safetensors"
     ok(checkpoint("export", tmp_path / "run", file))
-    refused(
-        turns(2, "workloads.linear", f"--weights={file}", f"--checkpoint-dir={tmp_path / 'other'}"),
-        "take the same model",
-    )
-    refused(
-        turns(2, "workloads.linear", "--weights=/nowhere", f"--checkpoint-dir={tmp_path / 'other'}"), "cannot be read"
-    )
+    for weights, told in ((file, "take the same model"), ("/nowhere", "cannot be read")):
+        job = [f"--weights={weights}", f"--checkpoint-dir={tmp_path / 'other'}"]
+        refused(turns(2, "workloads.linear", *job), told)
     refused(run(*RUNNER, "checkpoint", "ls", str(tmp_path)), f"there is no complete checkpoint in {tmp_path}")

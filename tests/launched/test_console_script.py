@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import CONSOLE, RUNNER, mpirun, ok, own_lines, path_of, run, under_mpirun
+from tests.launching import CONSOLE, RUNNER, mpirun, ok, one_rank_each, own_lines, path_of, run, under_mpirun
 
 WAYS = pytest.mark.parametrize("way", [RUNNER, CONSOLE], ids=["module", "console"])
 
@@ -17,16 +17,16 @@ def job(way: list[str], *arguments: str, folder: Path) -> list[str]:
 
 
 @WAYS
-@pytest.mark.parametrize("form", ["runner.py", "runner/__init__.py", "workloads.py", "workloads/__init__.py"])
-def test_a_script_finds_its_own(way: list[str], form: str, tmp_path: Path) -> None:
-    name = form.partition("/")[0].removesuffix(".py")
-    file = tmp_path / "project" / form
-    file.parent.mkdir(parents=True)
-    file.write_text("whose = 'the script has it'\n")
-    (tmp_path / "project" / "train.py").write_text(f"import {name}\nprint({name}.whose)\n")
-    is_hidden = way is RUNNER and name == "runner"  # in the script's folder python -m runner would be the script's
-    folder, script = (tmp_path, "project/train.py") if is_hidden else (tmp_path / "project", "train.py")
-    assert job(way, script, folder=folder) == ["the script has it"] * 2
+@pytest.mark.parametrize("forms", ["runner.py workloads/__init__.py", "runner/__init__.py workloads.py"])
+def test_a_script_finds_its_own(way: list[str], forms: str, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    for form in forms.split():
+        (project / form).parent.mkdir(parents=True, exist_ok=True)
+        (project / form).write_text(f"form = '{form}'\n")
+    (project / "train.py").write_text("import runner, workloads\nprint(runner.form, workloads.form)\n")
+    is_hidden = way is RUNNER  # in the script's folder python -m runner would be the script's
+    folder, script = (tmp_path, "project/train.py") if is_hidden else (project, "train.py")
+    assert job(way, script, folder=folder) == [forms] * 2
 
 
 OURS = """\
@@ -59,15 +59,13 @@ TRAINING = ("workloads.linear", "--max-steps", "2", "--checkpoint-dir", "run")
 @WAYS
 def test_a_workload_is_the_users_where_both_have_it(way: list[str], tmp_path: Path) -> None:
     (tmp_path / "workloads").mkdir()
-    (tmp_path / "workloads" / "mnist.py").write_text(
-        "from workloads.data import name\ndef main(run, argv):\n    print(name)\n"
-    )
+    program = "from workloads.data import name\ndef main(run, argv):\n    print(name)\n"
+    (tmp_path / "workloads" / "mnist.py").write_text(program)
     (tmp_path / "workloads" / "data.py").write_text("name = 'the user has it'\n")
     done = ok(mpirun(2, *way, "workloads.mnist", cwd=tmp_path))
     assert done.stdout.splitlines() == ["the user has it"] * 2
-    assert own_lines(done) == [
-        "runner: ./workloads hides the runner's own workloads: workloads.mnist is ./workloads/mnist.py"
-    ]
+    told = "./workloads hides the runner's own workloads: workloads.mnist is ./workloads/mnist.py"
+    assert own_lines(done) == [f"runner: {told}"]
     done = ok(mpirun(2, *way, *TRAINING, cwd=tmp_path))
     assert "done: 2 steps" in done.stdout
     assert not any("hides" in line for line in own_lines(done))
@@ -114,6 +112,6 @@ def test_ranks_start_again(starts_again: list[str], tmp_path: Path) -> None:
 def test_messages_name_the_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     other = [RUNNER[0], "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
-    done = mpirun(1, *CONSOLE, "train.py", ":", "-np", "1", *other, cwd=tmp_path)
+    done = run(*one_rank_each([*CONSOLE, "train.py"], other), cwd=tmp_path)
     assert done.returncode == 2
     assert "start all ranks as torch-mpi-runner …" in done.stderr

@@ -22,9 +22,8 @@ def train(turns: Turns, ranks: int, folder: Path, case: str, *more: str) -> list
 @pytest.mark.parametrize("case", ["plain", "weighted", "shuffled", "stream", "telling"])
 def test_twenty_steps_have_the_same_losses_on_one_two_and_four_ranks(case: str, turns: Turns, tmp_path: Path) -> None:
     batch = [] if case in ("weighted", "shuffled") else ONE_BATCH  # a loader's own counts
-    one, two, four = (
-        train(turns, ranks, tmp_path / str(ranks), case, *batch, "--max-steps", "20") for ranks in (1, 2, 4)
-    )
+    options = [*batch, "--max-steps", "20"]
+    one, two, four = (train(turns, ranks, tmp_path / str(ranks), case, *options) for ranks in (1, 2, 4))
     assert len(one) == 20
     assert two == pytest.approx(one, rel=1e-9)
     assert four == pytest.approx(one, rel=1e-9)
@@ -85,10 +84,8 @@ def test_a_loader_of_another_kind_is_used_as_it_is(turns: Turns, tmp_path: Path)
     assert train(turns, 2, tmp_path / "parts", "loader", "--resume") == pytest.approx(two, rel=1e-12)
     again = train(turns, 1, tmp_path / "again", "loader", "--max-steps", "5")
     assert again == one[:5]
-    refused(
-        turns(2, "own_data", "--case", "other loaders", "--checkpoint-dir", str(tmp_path / "other")),
-        "Loader gives other batches on each rank",
-    )
+    done = turns(2, "own_data", "--case", "other loaders", "--checkpoint-dir", str(tmp_path / "other"))
+    refused(done, "Loader gives other batches on each rank")
 
 
 def test_all_ranks_take_the_keys_of_rank_0(turns: Turns, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from runner.training.checkpoint.shards import read_full
 from tests.launching import ROOT, mpirun, ok, run, runner
-from tests.layouts import case
+from tests.layouts import each_of
 from tests.results import losses
 
 EXAMPLES = ROOT / "docs" / "train" / "examples"
@@ -67,7 +67,7 @@ def test_two_parts_are_the_whole(name: str, strategy: str, alone: Alone, tmp_pat
     assert trained(1, name, tmp_path, "--resume") == pytest.approx(alone(name), rel=0, abs=1e-9)
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [case(4, "--strategy fsdp --pp 2 --micro-batches 4")])
+@each_of((4, "--strategy fsdp --pp 2 --micro-batches 4"))
 def test_a_pipeline(ranks: int, layout: str, alone: Alone, tmp_path: Path) -> None:
     assert trained(ranks, "pipeline", tmp_path, *layout.split()) == pytest.approx(alone("pipeline"), rel=0, abs=1e-9)
 

@@ -56,9 +56,10 @@ def test_what_needs_an_extra_names_it(lean: str, tmp_path: Path, arguments: list
     refused(mpirun(2, *RUNNER, *arguments, cwd=tmp_path, PYTHONPATH=lean), who, f"pip install {extra}")
 
 
-def test_a_plot_needs_matplotlib(lean: str, tmp_path: Path) -> None:
-    done = run(*RUNNER, "scale", "--plot", "both.png", "study.json", cwd=tmp_path, PYTHONPATH=lean)
-    refused(done, "--plot", "pip install matplotlib")
+@pytest.mark.parametrize(("command", "who"), [("scale --plot both.png study.json", "--plot"), ("report .", "report")])
+def test_what_plots_needs_matplotlib(command: str, who: str, lean: str, tmp_path: Path) -> None:
+    done = run(*RUNNER, *command.split(), cwd=tmp_path, PYTHONPATH=lean)
+    refused(done, f"{who} needs matplotlib, which is not installed; pip install matplotlib")
 
 
 def test_a_torchvision_that_does_not_fit_on_one_rank(tmp_path: Path) -> None:

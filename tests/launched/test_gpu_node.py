@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_node import MISMATCH, Nvidia, node
-from tests.launching import RUNNER, mpirun_path, ok, own_lines, path_of, run, runner
+from tests.launching import RUNNER, ok, one_rank_each, own_lines, path_of, run, runner
 from tests.results import refused
 
 UUIDS = [f"GPU-00000000-stand-in-{number}" for number in range(2)]  # that no real GPU has
@@ -31,10 +31,8 @@ def test_each_rank_gets_a_gpu_and_nccl(driver: dict[str, str]) -> None:
 def test_a_gpu_that_torch_cannot_use_is_one_line(driver: dict[str, str], tmp_path: Path) -> None:
     done = runner(2, "workloads.linear", "--max-steps", "1", cwd=tmp_path, **driver)
     assert done.returncode == 2
-    lines = own_lines(done)
-    assert any(
-        "torch cannot use the GPU cuda:" in line and line.endswith("--device cpu does without") for line in lines
-    )
+    told = [line for line in own_lines(done) if "torch cannot use the GPU cuda:" in line]
+    assert told[0].endswith("--device cpu does without")
     assert "Traceback" not in done.stderr
 
 
@@ -46,8 +44,8 @@ def test_the_doctor_says_why_a_gpu_cannot_be_used(driver: dict[str, str]) -> Non
 
 def test_a_rank_that_sees_none_is_refused_for_all(driver: dict[str, str]) -> None:
     explain = [*RUNNER, "explain"]
-    hidden = ["-np", "1", "env", "CUDA_VISIBLE_DEVICES=", *explain]
-    refused(run(mpirun_path(), "-np", "1", *explain, ":", *hidden, **driver), "(CUDA_VISIBLE_DEVICES=)", "--device cpu")
+    done = run(*one_rank_each(explain, ["env", "CUDA_VISIBLE_DEVICES=", *explain]), **driver)
+    refused(done, "(CUDA_VISIBLE_DEVICES=)", "--device cpu")
 
 
 def test_allotted_gpus_that_none_sees_are_refused(tmp_path: Path) -> None:

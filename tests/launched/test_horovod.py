@@ -22,9 +22,9 @@ from tests.launching import (
     path_of,
     run,
     runner,
-    torchrun,
+    torchrun_command,
 )
-from tests.results import losses
+from tests.results import losses, refused
 from tests.turns import Turns
 
 SCRIPT = path_of("horovod_training")
@@ -70,11 +70,8 @@ def test_its_own_scripts_run_unmodified(way: str) -> None:
 
 def test_strangers_at_its_rendezvous_server_end_nothing() -> None:
     done = ok(runner(2, "--rendezvous", "file", path_of("horovod_among_strangers")))
-    assert sorted(done.stdout.splitlines()) == [
-        "listens on 127.0.0.1",
-        "rank 0 of 2: [1.0, 1.0]",
-        "rank 1 of 2: [1.0, 1.0]",
-    ]
+    ranks = [f"rank {rank} of 2: [1.0, 1.0]" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == ["listens on 127.0.0.1", *ranks]
     assert done.stderr == ""
 
 
@@ -112,23 +109,17 @@ def test_its_rendezvous_server_lets_in_the_addresses_that_hosts_have_sent() -> N
         server.server_close()
 
 
-def test_under_horovodrun(tmp_path: Path) -> None:
-    """By MPI; the launch script's is by gloo."""
-    options = ["--strategy", "horovod", "--max-steps", "5"]
-    done = ok(run(*HOROVODRUN, "--mpi", *RUNNER, "workloads.linear", *options, cwd=tmp_path, **PATH))
-    assert done.stdout.count("done: 5 steps") == 1
+STARTED = {
+    "horovodrun by MPI": [*HOROVODRUN, "--mpi", *RUNNER],
+    "the launch script by gloo": ["bash", str(ROOT / "mpi_scripts" / "horovodrun.sh")],
+    "torchrun": torchrun_command(2, *RUNNER[1:]),
+}
 
 
-def test_the_launch_script(tmp_path: Path) -> None:
-    script = str(ROOT / "mpi_scripts" / "horovodrun.sh")
+@pytest.mark.parametrize("words", STARTED.values(), ids=STARTED)
+def test_the_strategy_under_other_launchers(words: list[str], tmp_path: Path) -> None:
     target = ["workloads.linear", "--strategy", "horovod", "--max-steps", "5", "--checkpoint-dir", str(tmp_path)]
-    done = ok(run("bash", script, *target, cwd=ROOT, RANKS="2", PYTHON=sys.executable, **PATH))
-    assert done.stdout.count("done: 5 steps") == 1
-
-
-def test_under_torchrun(tmp_path: Path) -> None:
-    options = ["--strategy", "horovod", "--max-steps", "5"]
-    done = ok(torchrun(2, *RUNNER[1:], "workloads.linear", *options, cwd=tmp_path))
+    done = ok(run(*words, *target, cwd=ROOT, RANKS="2", PYTHON=sys.executable, **PATH))
     assert done.stdout.count("done: 5 steps") == 1
 
 
@@ -140,12 +131,9 @@ def test_a_rank_that_fails_ends_the_job() -> None:
 
 def test_without_it_one_line_says_how_to_get_it(tmp_path: Path) -> None:
     packages = packages_without("horovod", tmp_path / "packages")
-    done = mpirun(
-        2, BASE_PYTHON, "-m", "runner", "workloads.linear", "--strategy", "horovod", cwd=tmp_path, PYTHONPATH=packages
-    )
-    assert done.returncode == 2
-    (line,) = own_lines(done)
-    assert line.startswith("runner: Horovod is not installed; make horovod builds and installs it")
+    job = ["-m", "runner", "workloads.linear", "--strategy", "horovod"]
+    done = mpirun(2, BASE_PYTHON, *job, cwd=tmp_path, PYTHONPATH=packages)
+    refused(done, "runner: Horovod is not installed; make horovod builds and installs it")
 
 
 # What follows takes turns in one job. It is last, as the job ends with the file, and until then Horovod's threads poll MPI.

@@ -6,18 +6,13 @@ import sys
 
 import pytest
 
-from runner.torchrun.own_modules import _is_ours
-from tests.launching import PROGRAMS, ROOT, ok, run
+from tests.launching import PROGRAMS, ok, run
 
 
 @pytest.mark.parametrize("disabled", [[], ["disabled"]], ids=["enabled", "disabled"])
 def test_the_collector_pauses_during_an_import_and_is_then_as_it_was(disabled: list[str]) -> None:
     done = ok(run(sys.executable, str(PROGRAMS / "environment" / "imports" / "without_collector.py"), *disabled))
     assert done.stdout.splitlines() == ["during False", "imported False", "broken", f"after {not disabled}"]
-
-
-def test_this_package_knows_its_own_folder() -> None:
-    assert _is_ours(ROOT / "runner")
 
 
 BESIDE = """\

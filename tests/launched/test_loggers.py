@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.launching import BASE_PYTHON, RUNNER, mpirun, ok, packages_without
+from tests.launching import RUNNER, mpirun, ok
 from tests.results import metrics, refused
 
 TRAINING = ("workloads.linear", "--batch-size", "64", "--log-every", "4")
@@ -55,9 +55,8 @@ def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: st
     told = "--logger fails failed at step 6 (ConnectionResetError: the service is gone); training continues"
     assert (done.stdout + done.stderr).count(told) == 1
     config = str(tmp_path / "runs" / "linear" / "settings.toml")
-    done = ok(
-        mpirun(2, *RUNNER, *TRAINING, "--config", config, "--epochs=2", "--resume", cwd=tmp_path, PYTHONPATH=others)
-    )
+    resumed = ["--config", config, "--epochs=2", "--resume"]
+    done = ok(mpirun(2, *RUNNER, *TRAINING, *resumed, cwd=tmp_path, PYTHONPATH=others))
     assert (done.stdout + done.stderr).count("--logger fails failed") == 1
     lines = metrics(tmp_path / "runs" / "linear")
     losses = [line["loss"] for line in lines]
@@ -82,13 +81,6 @@ def test_without_a_login_one_line_says_how_to_get_one(tmp_path: Path) -> None:
     done = mpirun(2, *RUNNER, *TRAINING, "--logger", "wandb", cwd=tmp_path, **nobody)
     refused(done, "--logger wandb: No API key configured.", "; run `wandb login` once, or set WANDB_MODE=offline")
     assert not metrics(tmp_path / "runs" / "linear")
-
-
-def test_a_package_that_is_missing_is_one_line(tmp_path: Path) -> None:
-    packages = packages_without("tensorboard", tmp_path / "packages")
-    command = [BASE_PYTHON, "-m", "runner", *TRAINING, "--logger", "tensorboard"]
-    done = mpirun(2, *command, cwd=tmp_path, PYTHONPATH=packages)
-    refused(done, "--logger tensorboard needs tensorboard, which is not installed; pip install tensorboard")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

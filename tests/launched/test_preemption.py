@@ -65,9 +65,7 @@ def test_a_signal_saves_and_asks_for_another_run(turns: Turns, tmp_path: Path) -
 def test_the_time_limit_does_so_before_it_is_over(arguments: list[str], turns: Turns, tmp_path: Path) -> None:
     done = turns(2, *LONG, "--checkpoint-dir", str(tmp_path), *arguments)
     assert done.returncode == 75
-    assert (
-        f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; continue with --resume" in done.stderr
-    )
+    assert f"the time limit is near: saved {tmp_path}/step-{saved_step(tmp_path)}; continue with" in done.stderr
 
 
 def test_a_rank_that_alone_gets_sigterm_takes_the_others_with_it(tmp_path: Path) -> None:
@@ -103,15 +101,6 @@ def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
     process = start(*under_mpirun(2, *RUNNER, *job), cwd=TRAINING)
     preempted(process, SIGUSR1, (tmp_path / "evaluates").exists)
     assert saved_step(tmp_path) == 2
-
-
-def test_a_checkpoint_every_so_many_seconds(turns: Turns, tmp_path: Path) -> None:
-    """Also where metrics are seldom gathered."""
-    job = ["faulty", "--checkpoint-dir", str(tmp_path), "--save-every", "end", "--keep", "100", "--log-every", "1000"]
-    job += ["--save-every", "0.1s", "--max-steps", "120", "--batch-size", "1"]  # of 5 ms, in one epoch
-    ok(turns(2, *job))
-    assert len(list(tmp_path.glob("step-*"))) >= 3  # the last one is at the end
-    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 121))
 
 
 def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from tests.launching import (
     path_of,
     run,
     runner,
-    torchrun,
+    torchrun_command,
+    under_mpirun,
 )
 from tests.polling import LIMIT
 from tests.results import refused
@@ -129,26 +130,21 @@ def test_a_long_name_of_the_folder_for_temporary_files(tmp_path: Path) -> None:
 )
 def test_what_is_no_program_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     (tmp_path / "no_main").mkdir()
-    done = run(*RUNNER, *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = own_lines(done)
-    assert message in line
+    refused(run(*RUNNER, *arguments, cwd=tmp_path), message)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(ok(done).stdout.splitlines())
 
 
-@pytest.mark.parametrize("way", [["auto"], ["file"], ["env"], ["torchrun"]], ids="".join)
-def test_torch_is_imported_by_the_program(way: list[str]) -> None:
+@pytest.mark.parametrize("way", ["auto", "file", "env", "torchrun"])
+def test_torch_is_imported_by_the_program(way: str) -> None:
     """So what the program sets before its import counts on all ranks."""
-    script = path_of("before_torch")
-    if way == ["torchrun"]:
-        done = torchrun(2, *RUNNER[1:], script)
-    elif way == ["env"]:
-        done = runner(2, script, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    else:
-        done = runner(2, "--rendezvous", *way, script)
+    endpoint = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if way == "env" else {}
+    ranks = torchrun_command(2) if way == "torchrun" else under_mpirun(2, sys.executable)
+    done = run(
+        *ranks, *RUNNER[1:], f"--rendezvous={way.replace('torchrun', 'auto')}", path_of("before_torch"), **endpoint
+    )
     assert lines(done) == ["rank 0: False True", "rank 1: False True"]
 
 

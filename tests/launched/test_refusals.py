@@ -16,8 +16,8 @@ from tests.launching import (
     fake_torch,
     free_port,
     mpirun,
-    mpirun_path,
     ok,
+    one_rank_each,
     own_lines,
     packages_without,
     path_of,
@@ -71,17 +71,9 @@ def test_a_workloads_options(arguments: str, text: str, tmp_path: Path) -> None:
     refused(runner(2, "workloads.mnist", *arguments.split(), cwd=tmp_path), text)
 
 
-def programs(*commands: list[str]) -> list[str]:
-    """One mpirun of several programs with one rank each."""
-    line: list[str] = [mpirun_path()]
-    for command in commands:
-        line += [*([":"] if len(line) > 1 else []), "-np", "1", *command]
-    return line
-
-
 def test_ranks_with_other_arguments() -> None:
     script = path_of("only_computes")
-    done = run(*programs([*RUNNER, script, "--lr", "1"], [*RUNNER, script, "--lr", "2"]))
+    done = run(*one_rank_each([*RUNNER, script, "--lr", "1"], [*RUNNER, script, "--lr", "2"]))
     refused(done, "--lr 1 on rank 0", "--lr 2 on rank 1")
 
 
@@ -89,17 +81,13 @@ def test_ranks_with_other_arguments() -> None:
     ("first", "second", "text"),
     [
         (["--rendezvous", "file"], ["--rendezvous=mpi"], "the parts of this launch differ in --rendezvous"),
-        (
-            ["--collective-timeout", "9"],
-            [],
-            "the ranks differ in the runner's options: --collective-timeout 9.0 on rank 0",
-        ),
+        (["--collective-timeout", "9"], [], "differ in the runner's options: --collective-timeout 9.0 on rank 0"),
     ],
 )
 def test_parts_with_other_options_of_the_runner(first: list[str], second: list[str], text: str) -> None:
     """Said at once, also where the ranks could not meet."""
     script = path_of("only_computes")
-    done = run(*programs([*RUNNER, *first, script], [*RUNNER, *second, script]))
+    done = run(*one_rank_each([*RUNNER, *first, script], [*RUNNER, *second, script]))
     assert done.returncode == 2
     assert any(text in line for line in own_lines(done))
 
@@ -109,23 +97,21 @@ def test_another_program_that_waits_for_others_in_mpi(rank: int) -> None:
     """Of two programs of one mpirun each waits for the other's first call; that is seen within seconds, not at the time limit."""
     other = [RUNNER[0], "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
     ours = [*RUNNER, path_of("only_computes")]
-    done = run(*programs(*([other, ours] if rank == 0 else [ours, other])))
+    done = run(*one_rank_each(*([other, ours] if rank == 0 else [ours, other])))
     refused(done, f"rank {rank} is another program ({RUNNER[0]} -c ", "start all ranks as python -m runner")
 
 
 def test_another_program_that_makes_the_same_calls() -> None:
     """It takes part in the exchange of records, and gets neither the records nor the job's key."""
     code = "from mpi4py import MPI; c = MPI.COMM_WORLD; c.gather({'rank': 1}); print('got', c.bcast(None), flush=True)"
-    done = run(*programs([*RUNNER, path_of("only_computes")], [RUNNER[0], "-c", code]))
-    refused(
-        done, "another program, or another version of the runner, runs as rank 1; start all ranks as python -m runner"
-    )
+    done = run(*one_rank_each([*RUNNER, path_of("only_computes")], [RUNNER[0], "-c", code]))
+    refused(done, "another program, or another version of the runner, runs as rank 1; start all ranks as")
     assert "'key'" not in done.stdout  # (it may be ended before it prints)
 
 
 def test_another_program_without_mpi() -> None:
     """It may be a wrapper that starts the runner later, so its ranks wait until their time is over, and name it."""
-    done = run(*programs([*RUNNER, "--timeout", "10", path_of("only_computes")], ["sleep", "100"]))
+    done = run(*one_rank_each([*RUNNER, "--timeout", "10", path_of("only_computes")], ["sleep", "100"]))
     assert done.returncode == 1
     first, second, *_ = own_lines(done)
     assert "waits for the other ranks: rank 1 runs another program so far (sleep 100)" in first
@@ -133,7 +119,7 @@ def test_another_program_without_mpi() -> None:
 
 
 def test_ranks_with_another_target() -> None:
-    done = run(*programs([*RUNNER, path_of("exits")], [*RUNNER, path_of("spawns")]))
+    done = run(*one_rank_each([*RUNNER, path_of("exits")], [*RUNNER, path_of("spawns")]))
     refused(done, "exits.py on rank 0", "spawns.py on rank 1")
 
 
@@ -141,13 +127,15 @@ def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     (tmp_path / "a" / "train.py").write_text("")
-    done = run(*programs(*(["--wdir", str(tmp_path / name), *RUNNER, "train.py"] for name in "ab")))
+    done = run(*one_rank_each(*(["--wdir", str(tmp_path / name), *RUNNER, "train.py"] for name in "ab")))
     refused(done, "train.py", "on rank 1")
 
 
 def test_ranks_with_another_torch(tmp_path: Path) -> None:
     script = path_of("only_computes")
-    done = run(*programs([*RUNNER, script], ["env", f"PYTHONPATH={fake_torch('2.6.0', tmp_path)}", *RUNNER, script]))
+    done = run(
+        *one_rank_each([*RUNNER, script], ["env", f"PYTHONPATH={fake_torch('2.6.0', tmp_path)}", *RUNNER, script])
+    )
     refused(done, "torch", "2.6.0 on rank 1")
 
 

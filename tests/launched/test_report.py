@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.html_page import Page
-from tests.launching import BASE_PYTHON, RUNNER, folder_of, mpirun, ok, packages_without, run
+from tests.launching import RUNNER, folder_of, mpirun, ok, run
 from tests.results import refused
 
 
@@ -45,9 +45,3 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     told = f"{tmp_path} holds no run; name the --log-dir or the --checkpoint-dir of a run"
     refused(run(*RUNNER, "report", str(tmp_path)), told)
     refused(run(*RUNNER, "report", str(tmp_path / "absent")), "is no folder")
-
-
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
-    packages = packages_without("matplotlib", tmp_path / "packages")
-    done = run(BASE_PYTHON, "-m", "runner", "report", str(tmp_path), PYTHONPATH=packages)
-    refused(done, "report needs matplotlib, which is not installed; pip install matplotlib")

@@ -42,14 +42,8 @@ def output(
     source = SHARED.format(
         program=textwrap.indent(program, 8 * " ").lstrip(), before=before, times=times, preloaded=preloaded
     )
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={"PATH": "/usr/bin"} | environment,
-        cwd=folder,
-    )
+    command, own = [sys.executable, "-c", source], {"PATH": "/usr/bin"} | environment
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=own, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -70,11 +64,8 @@ torch.compile(lambda x: x, backend="eager")(torch.ones(2))
 
 def test_hooks_of_a_module_run_when_the_program_imports_torch() -> None:
     before = "for name in ('torch', 'torch.distributed'): when_imported(name, lambda name=name: print(name, name in sys.modules))"
-    assert output("print('begin'); import torch", before).splitlines() == [
-        "begin",
-        "torch.distributed True",
-        "torch True",
-    ]
+    found = output("print('begin'); import torch", before).splitlines()
+    assert found == ["begin", "torch.distributed True", "torch True"]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +143,7 @@ def test_what_a_preloaded_package_has_drawn_and_read_at_its_import_is_said(tmp_p
 
 def test_what_lies_beside_the_program_comes_first(tmp_path: Path) -> None:
     (tmp_path / "tqdm.py").write_text("own = True\n")
-    assert output("sys.path.insert(0, ''); import tqdm, torch; print(tqdm.own)", folder=tmp_path).splitlines() == [
-        "True"
-    ]
+    assert output("sys.path.insert(0, ''); import tqdm, torch; print(tqdm.own)", folder=tmp_path) == "True\n"
 
 
 def test_a_module_that_fails_is_no_reason_to_end(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from tests.launching import RUNNER, ok, run
@@ -41,26 +42,23 @@ main(sys.argv[1:])
 """
 
 
-def shown(*command: str) -> set[str]:
-    """The modules that a program shows, without those that Python itself and .pth files import."""
-    plain = ok(run(sys.executable, "-c", SHOW_MODULES)).stdout
-    return set(ok(run(*command)).stdout.split()) - set(plain.split())
+@cache
+def plain() -> set[str]:
+    """The modules that Python itself and .pth files import."""
+    return {*ok(run(sys.executable, "-c", SHOW_MODULES)).stdout.split()}
 
 
 def at_fork(number: int, folder: Path) -> set[str]:
     """The modules of the process that forks then."""
-    plain = ok(run(sys.executable, "-c", SHOW_MODULES)).stdout
     ok(run(sys.executable, "-c", SHOW_MODULES_AT_A_FORK, str(number), str(folder / "modules"), "-c", "pass"))
-    return set((folder / "modules").read_text().split()) - set(plain.split())
+    return set((folder / "modules").read_text().split()) - plain()
 
 
 def test_a_proxy_imports_next_to_nothing(tmp_path: Path) -> None:
     loaded = at_fork(1, tmp_path)
     assert {name for name in loaded if name.partition(".")[0] == "runner"} == OF_A_PROXY
-    assert (
-        loaded & (NEEDLESS | {"psutil", "json", "dataclasses", "hashlib", "inspect", "subprocess", "threading"})
-        == set()
-    )
+    needless = NEEDLESS | {"psutil", "json", "dataclasses", "hashlib", "inspect", "subprocess", "threading"}
+    assert loaded & needless == set()
 
 
 def test_an_agent_forks_with_little(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_an_agent_forks_with_little(tmp_path: Path) -> None:
 
 
 def test_a_script_starts_with_little() -> None:
-    loaded = shown(*RUNNER, "-c", SHOW_MODULES)
+    loaded = {*ok(run(*RUNNER, "-c", SHOW_MODULES)).stdout.split()} - plain()
     assert "psutil" in loaded  # what the runner has imported is shown
     assert loaded & NEEDLESS == set()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
-from tests.layouts import case, needing
+from tests.layouts import each_of, needing
 from tests.results import metrics, refused
 from tests.turns import Turns
 
@@ -36,9 +36,7 @@ def test_an_evaluation_every_few_steps_changes_nothing_else(turns: Turns, tmp_pa
     assert "step 3  test " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"), [case(2, ""), case(2, "--strategy fsdp"), case(2, "--strategy zero1 --save-async")]
-)
+@each_of((2, ""), (2, "--strategy fsdp"), (2, "--strategy zero1 --save-async"))
 def test_the_best_checkpoint_is_kept_beside_the_newest(ranks: int, layout: str, turns: Turns, tmp_path: Path) -> None:
     """The first half of the steps learns, the second one forgets."""
     folder = tmp_path / "run"

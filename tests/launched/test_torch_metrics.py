@@ -26,9 +26,8 @@ def test_they_count_each_sample_of_all_ranks_once(
 ) -> None:
     options = ["torch_metrics", f"--samples={samples}", "--batch-size=8"]
     one = values(ok(turns(1, *options, f"--checkpoint-dir={tmp_path}/one")))
-    assert [part.partition("=")[0] for part in one.split()] == [
-        *("area", "both_binned", "both_f1", "found", "ranks", "right")
-    ]
+    names = [part.partition("=")[0] for part in one.split()]
+    assert names == ["area", "both_binned", "both_f1", "found", "ranks", "right"]
     done = ok(turns(ranks, *options, f"--strategy={strategy}", f"--checkpoint-dir={tmp_path}/more"))
     assert values(done) == one
     assert "was called before" not in done.stderr

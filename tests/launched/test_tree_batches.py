@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launching import ROOT, RUNNER, ok, run, runner
-from tests.layouts import case
+from tests.layouts import case, each_of
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
@@ -65,7 +65,7 @@ def clip_of(layout: str) -> list[str]:
     return words[words.index("--clip-norm") :][:2] if "--clip-norm" in words else []
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [case(*layout) for layout in LAYOUTS])
+@each_of(*LAYOUTS)
 def test_a_mean_over_tokens_is_that_of_all_ranks(
     ranks: int, layout: str, one: Any, turns: Turns, tmp_path: Path
 ) -> None:
@@ -94,9 +94,7 @@ def test_so_is_that_of_outputs_and_targets(ranks: int, layout: str, one: Any, tu
 
 
 @pytest.mark.parametrize("what", ["tokens", "pairs"])
-@pytest.mark.parametrize(
-    ("ranks", "layout"), [case(4, "--strategy fsdp"), case(2, "--strategy zero1 --clip-norm 0.05")]
-)
+@each_of((4, "--strategy fsdp"), (2, "--strategy zero1 --clip-norm 0.05"))
 def test_a_short_last_batch_counts_by_its_samples(
     what: str, ranks: int, layout: str, one: Any, turns: Turns, tmp_path: Path
 ) -> None:
@@ -106,9 +104,7 @@ def test_a_short_last_batch_counts_by_its_samples(
 
 
 @pytest.mark.parametrize("what", ["tokens", "means"])
-@pytest.mark.parametrize(
-    ("ranks", "layout"), [case(4, "--micro-batches 2"), case(4, "--strategy fsdp"), case(4, "--strategy zero1")]
-)
+@each_of((4, "--micro-batches 2"), (4, "--strategy fsdp"), (4, "--strategy zero1"))
 def test_a_rank_may_have_no_sample_of_it(
     what: str, ranks: int, layout: str, one: Any, turns: Turns, tmp_path: Path
 ) -> None:
@@ -117,14 +113,11 @@ def test_a_rank_may_have_no_sample_of_it(
     same(train(turns, ranks, tmp_path, *few, *layout.split()), one(*few))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [
-        case(2, "--precision bf16"),
-        case(2, "--precision fp16 --micro-batches 2"),
-        case(2, "--precision fp16 --strategy fsdp --clip-norm 1"),
-        case(2, "--strategy local-sgd --sync-every 2"),
-    ],
+@each_of(
+    (2, "--precision bf16"),
+    (2, "--precision fp16 --micro-batches 2"),
+    (2, "--precision fp16 --strategy fsdp --clip-norm 1"),
+    (2, "--strategy local-sgd --sync-every 2"),
 )
 def test_other_ways_to_train_learn_too(ranks: int, layout: str, turns: Turns, tmp_path: Path) -> None:
     options = [*ONE_BATCH[1:], *layout.split(), "--keep-last", "--samples=85", "--epochs=6"]
@@ -151,20 +144,6 @@ def test_other_ways_to_train_learn_too(ranks: int, layout: str, turns: Turns, tm
 def test_what_does_not_fit_is_refused(what: str, more: str, text: str, turns: Turns, tmp_path: Path) -> None:
     done = turns(2, "tree_batches", f"--case={what}", *more.split(), f"--checkpoint-dir={tmp_path}")
     refused(done, text)
-
-
-FABRIC = ROOT / "docs" / "train" / "examples"
-
-
-def test_the_port_of_a_fabric_script_learns_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
-    found = []
-    for ranks in (1, 2):
-        ok(runner(ranks, str(FABRIC / "fabric_port.py"), cwd=tmp_path))
-        found.append(losses(tmp_path / "runs" / "fabric_port"))
-        (tmp_path / "runs").rename(tmp_path / str(ranks))
-    steps = [len(one) for one in found]
-    assert steps == [48, 24]  # batches of 32 samples on each rank
-    assert all(one[-1] < 0.5 * one[0] for one in found)
 
 
 def test_the_example_is_a_script(one: Any, tmp_path: Path) -> None:

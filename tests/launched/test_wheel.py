@@ -74,12 +74,8 @@ def test_every_file_is_there(installed: Installed) -> None:
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {
-        "runner/py.typed",
-        "runner/__init__.pyi",
-        "workloads/data/digits.csv.gz",
-        "mpi_scripts/slurm.sh.j2",
-    } <= expected
+    assert {"runner/py.typed", "runner/__init__.pyi", "workloads/data/digits.csv.gz"} <= expected
+    assert "mpi_scripts/slurm.sh.j2" in expected
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
     assert expected == {name for name in names if name.startswith(tuple(f"{one}/" for one in PACKAGES))}
@@ -103,16 +99,12 @@ def test_it_is_what_runs(installed: Installed, tmp_path: Path) -> None:
     where = installed.run("python", "-c", code, cwd=tmp_path).stdout.strip()
     assert Path(where).is_relative_to(installed.environment)
     assert "usage: " in installed.run("torch-mpi-runner", "--help", cwd=tmp_path).stdout
-    assert "single process" in installed.run("python", "-m", "runner", "explain", cwd=tmp_path).stdout
     script = ("jobscript", "--scheduler", "lsf", "explain")
     assert "jsrun" in installed.run("python", "-m", "runner", *script, cwd=tmp_path).stdout
+    installed.run("python", "-m", "runner", "workloads.mnist", "--data", "digits", "--max-steps", "3", cwd=tmp_path)
 
 
 def test_the_console_script_runs_beside_a_runner_of_the_users(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "runner.py").write_text("raise SystemExit('it was imported')\n")
     done = installed.run("torch-mpi-runner", "explain", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert "single process" in done.stdout
-
-
-def test_the_digits_come_with_it(installed: Installed, tmp_path: Path) -> None:
-    installed.run("python", "-m", "runner", "workloads.mnist", "--data", "digits", "--max-steps", "3", cwd=tmp_path)

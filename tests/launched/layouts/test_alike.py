@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
-from tests.layouts import case
+from tests.layouts import case, each_of
 from tests.results import losses, refused
 from tests.turns import Turns
 
@@ -33,9 +33,8 @@ def expected(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {by: losses(folder / by) for by in ("model", "factory")}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout", "by"), [case(*layout, by) for by in ("model", "factory") for layout in LAYOUTS]
-)
+@pytest.mark.parametrize("by", ["model", "factory"])
+@each_of(*LAYOUTS)
 def test_the_losses_are_those_of_rank_0s_model(
     ranks: int, layout: str, by: str, expected: dict[str, list[float]], turns: Turns, tmp_path: Path
 ) -> None:
@@ -47,12 +46,7 @@ def test_the_losses_are_those_of_rank_0s_model(
     ("ranks", "layout", "by", "told"),
     [
         case(2, "--strategy fsdp", "shape", "models that differ: rank 0 has 0.weight "),
-        case(
-            2,
-            "--tp 2",
-            "environment",
-            "the weights by reset_parameters() are not the same on all ranks: 3.0.weight differs",
-        ),
+        case(2, "--tp 2", "environment", "by reset_parameters() are not the same on all ranks: 3.0.weight differs"),
         case(2, "--strategy fsdp", "weights", "the weights are not the same on all ranks: 0.bias and "),
     ],
 )

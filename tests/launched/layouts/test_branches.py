@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ROOT, folder_of, ok, own_lines, runner
-from tests.layouts import case, needing
+from tests.layouts import each_of, needing
 from tests.results import losses
 from tests.turns import Turns
 
@@ -21,7 +21,7 @@ JOB = ("branches", "--dtype=float64", "--global-batch-size=16", "--max-steps=4",
         (
             "rank",
             "--strategy fsdp",
-            "the ranks call different units of the sharded model: layers.1 on rank 0, layers.0 on rank 1; let all ranks",
+            "call different units of the sharded model: layers.1 on rank 0, layers.0 on rank 1",
         ),
         ("random", "--strategy fsdp", ": layers."),
         ("random", "--strategy fsdp --micro-batches 2 --activation-checkpointing full", ": layers."),
@@ -45,10 +45,7 @@ def test_ranks_of_one_stage_that_call_different_units_are_named(tmp_path: Path) 
     assert ": layers.1 on rank 0" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [case(2, "--strategy ddp --allowed"), case(2, "--strategy zero1 --allowed"), case(2, "--strategy fsdp")],
-)
+@each_of((2, "--strategy ddp --allowed"), (2, "--strategy zero1 --allowed"), (2, "--strategy fsdp"))
 def test_a_branch_that_all_ranks_take_alike_is_trained(ranks: int, layout: str, turns: Turns, tmp_path: Path) -> None:
     for number, options in ((1, "--allowed"), (ranks, layout)):
         ok(turns(number, *JOB, *options.split(), "--by=common", f"--checkpoint-dir={tmp_path}/{number}"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ok
-from tests.layouts import case, needing
+from tests.layouts import each_of, needing
 from tests.results import losses
 from tests.turns import Turns
 
@@ -47,14 +47,11 @@ def test_stages_and_replicas_draw_different_masks(turns: Turns, tmp_path: Path) 
     assert not {*replicas[0].values(), *replicas[1].values()} & {*replicas[2].values(), *replicas[3].values()}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [
-        case(2, "--tp 2"),
-        case(2, "--tp 2 --sequence-parallel"),
-        case(2, "--pp 2 --micro-batches 4"),
-        case(2, "--pp 2 --pp-schedule interleaved1f1b"),
-    ],
+@each_of(
+    (2, "--tp 2"),
+    (2, "--tp 2 --sequence-parallel"),
+    (2, "--pp 2 --micro-batches 4"),
+    (2, "--pp 2 --pp-schedule interleaved1f1b"),
 )
 def test_activations_computed_again_and_a_resumed_run_have_the_same_masks(
     ranks: int, layout: str, turns: Turns, tmp_path: Path

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.launching import ok
-from tests.layouts import case, needing
+from tests.layouts import each_of, needing
 from tests.results import losses, metrics, refused
 from tests.turns import Turns
 
@@ -26,13 +26,10 @@ def whole(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [
-        case(2, "--tp 2 --sequence-parallel --loss-parallel"),
-        case(4, "--strategy fsdp --tp 2 --activation-checkpointing selective"),
-        case(4, "--tp 2 --pp 2 --sequence-parallel --micro-batches 2"),
-    ],
+@each_of(
+    (2, "--tp 2 --sequence-parallel --loss-parallel"),
+    (4, "--strategy fsdp --tp 2 --activation-checkpointing selective"),
+    (4, "--tp 2 --pp 2 --sequence-parallel --micro-batches 2"),
 )
 def test_the_curve_is_that_of_one_rank(ranks: int, layout: str, whole: Path, turns: Turns, tmp_path: Path) -> None:
     options = [*SMALL, *layout.split(), f"--checkpoint-dir={tmp_path}", "--max-steps=8", "--save-every=end"]
@@ -123,7 +120,7 @@ def test_the_tokens_are_those_of_one_rank(whole: Path, turns: Turns) -> None:
     assert drawn[0] == drawn[1] == drawn[3] == drawn[4] != drawn[2]
 
 
-@pytest.mark.parametrize(("ranks", "layout"), [case(2, "--strategy=fsdp"), case(2, "--pp=2")])
+@each_of((2, "--strategy=fsdp"), (2, "--pp=2"))
 def test_weights_go_out_and_come_in(ranks: int, layout: str, whole: Path, turns: Turns, tmp_path: Path) -> None:
     out, back, folder = tmp_path / "out", tmp_path / "back", tmp_path / "trained"
     ok(turns(1, "workloads.llama", *SMALL, f"--checkpoint-dir={whole}", f"--export={out}"))

@@ -1,22 +1,18 @@
-"""Every strategy, and combinations of them, train as one process does. ``make parity`` tries all, by every backend.
-
-So does the model of docs/train/your-model.md, which lies outside of this repository, with a plan of its own.
-"""
+"""Every strategy, and combinations of them, train as one process does. ``make parity`` tries all, by every backend."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
+import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, ok
-from tests.layouts import case, needing
+from tests.launching import ok
+from tests.layouts import case, each_of, needing
 from tests.programs.layouts.deviations import largest
-from tests.results import losses, refused
+from tests.results import refused
 from tests.turns import Turns
 
 EXACT = ("--dtype", "float64", "--batch-size", "8")
@@ -47,17 +43,20 @@ COVERING = (
     case(4, "--pp 2 --tp 2 --pp-schedule interleaved1f1b --micro-batches 4 --activation-checkpointing full"),
     case(4, "--strategy zero1 --order 0,2,1,3 --clip-norm 0.1"),
     case(4, "--strategy fsdp --replicate 2 --order 0,2,1,3 --clip-norm 0.1"),
+    case(8, "--strategy fsdp --tp 2 --pp 2 --micro-batches 4"),
 )
-
-
-ALL_THREE = "--strategy fsdp --tp 2 --pp 2 --micro-batches 4"  # of two each, on eight ranks
 
 
 @pytest.mark.parametrize(("ranks", "options"), COVERING)
 def test_the_losses_and_weights_are_those_of_one_process(ranks: int, options: str, turns: Turns) -> None:
     done = ok(turns(ranks, "parity", *EXACT, *options.split(), "--steps", "10"))
+    assert deviation(done) < 1e-9
+
+
+def deviation(done: subprocess.CompletedProcess[str]) -> float:
+    """How far losses, weights or outputs are from those of one process."""
     found = json.loads(done.stdout.partition("parity ")[2])
-    assert largest([found["loss"], found["weights"], found["outputs"]]) < 1e-9, found
+    return largest([found["loss"], found["weights"], found["outputs"]])
 
 
 @pytest.fixture(scope="module")
@@ -66,29 +65,21 @@ def by_gloo() -> Iterator[Turns]:
         yield turns
 
 
-@pytest.mark.parametrize(
-    ("ranks", "options"),
-    [
-        case(2, "--strategy fsdp --clip-norm 0.1"),
-        case(2, "--strategy zero1 --micro-batches 2"),
-        case(2, "--tp 2 --sequence-parallel --loss-parallel"),
-        case(2, "--pp 2 --pp-schedule zbv --micro-batches 4 --clip-norm 0.1"),
-    ],
+@each_of(
+    (2, "--strategy fsdp --clip-norm 0.1"),
+    (2, "--strategy zero1 --micro-batches 2"),
+    (2, "--tp 2 --sequence-parallel --loss-parallel"),
+    (2, "--pp 2 --pp-schedule zbv --micro-batches 4 --clip-norm 0.1"),
 )
-def test_by_gloo_too(ranks: int, options: str, by_gloo: Turns) -> None:
-    done = ok(by_gloo(ranks, "parity", *EXACT, *options.split(), "--steps", "4"))
-    found = json.loads(done.stdout.partition("parity ")[2])
-    assert largest([found["loss"], found["weights"], found["outputs"]]) < 1e-9, found
+def test_by_gloo_too(ranks: int, layout: str, by_gloo: Turns) -> None:
+    done = ok(by_gloo(ranks, "parity", *EXACT, *layout.split(), "--steps", "4"))
+    assert deviation(done) < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [case(4, "--strategy fsdp"), case(4, "--strategy fsdp --tp 2"), case(4, "--tp 2 --pp 2 --micro-batches 4")],
-)
+@each_of((4, "--strategy fsdp"), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4"))
 def test_in_single_precision_losses_and_weights_stay_together(ranks: int, layout: str, turns: Turns) -> None:
     done = ok(turns(ranks, "parity", "--batch-size", "8", *layout.split(), "--steps", "10"))
-    found = json.loads(done.stdout.partition("parity ")[2])
-    assert largest([found["loss"], found["weights"], found["outputs"]]) < 1e-5, found
+    assert deviation(done) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -153,9 +144,7 @@ def test_a_rank_has_its_share_of_the_parameters(turns: Turns) -> None:
 @pytest.mark.parametrize(
     ("ranks", "options", "told"),
     [
-        case(
-            2, "--pp 2 --pp-schedule zbv --micro-batches 4", "and this schedule has their stages (0 and 3) on one rank"
-        ),
+        case(2, "--pp 2 --pp-schedule zbv --micro-batches 4", "this schedule has their stages (0 and 3) on one rank"),
         case(2, "--tp 2 --sequence-parallel", "and the two are not sharded alike"),  # here only the head is sharded
     ],
 )
@@ -186,29 +175,3 @@ def test_a_module_that_cannot_be_filled_is_refused_also_where_it_is_in_one_stage
         refused(turns(2, "uninitialised", layout), "runner: 1 (Scaled) ")
     refused(turns(2, "uninitialised", "--buffer", "--strategy=fsdp"), "1 (Masked)", " mask")
     refused(turns(2, "uninitialised", "--buffer", "--pp=2"), "rank 1 of 2", " mask")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the document's code is ``mymodel.py``."""
-    page = (ROOT / "docs" / "train" / "your-model.md").read_text()
-    (code,) = re.findall(r'```python\n("""My model.*?)```', page, re.DOTALL)
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "mymodel.py").write_text(code)
-    return folder
-
-
-IN_EVERY_WAY = ((2, ""), (4, "--strategy fsdp --tp 2"), (4, "--tp 2 --pp 2 --micro-batches 4"), (8, ALL_THREE))
-
-
-@needing(*IN_EVERY_WAY)
-def test_the_documents_model_trains_alike_in_every_layout(folder: Path, turns: Turns) -> None:
-    curves = []
-    options = ["--global-batch-size=16", "--dtype=float64", "--max-steps=6", "--log-every=1"]
-    for ranks, layout in IN_EVERY_WAY:
-        to = folder / f"out{len(curves)}"
-        ok(turns(ranks, "mymodel", *options, *layout.split(), f"--checkpoint-dir={to}", cwd=folder))
-        curves.append(losses(to))
-    assert len(curves[0]) == 6
-    for curve in curves[1:]:
-        assert curve == pytest.approx(curves[0], rel=1e-9)

@@ -133,14 +133,6 @@ def test_mnist_in_as_many_stages_as_it_has_layers_with_weights(
 
 
 @needing((2, "--pp 2"))
-def test_what_a_pipeline_has_saved_goes_on_without_one(expected: list[float], turns: Turns, tmp_path: Path) -> None:
-    ok(turns(2, *MNIST, "4", "--pp", "2", cwd=tmp_path))
-    done = ok(turns(2, *MNIST, "8", "--resume", cwd=tmp_path))
-    assert "runs/mnist/step-4," in done.stdout
-    assert losses(tmp_path / "runs" / "mnist") == pytest.approx(expected, rel=1e-9)
-
-
-@needing((2, "--pp 2"))
 @pytest.mark.parametrize("what", ["flattens", "doubles"])
 def test_a_model_that_computes_between_its_parts_cannot_be_cut(what: str, turns: Turns, tmp_path: Path) -> None:
     """Every stage would: the second takes no input that is flat, and what is doubled twice is wrong without a word."""
