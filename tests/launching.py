@@ -203,6 +203,21 @@ def fake_torch(version: str, folder: Path) -> str:
     return os.pathsep.join([str(folder), str(ROOT)])
 
 
+def before_path(folder: Path) -> str:
+    """The tests' PYTHONPATH with one more folder, which comes first."""
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def with_entry_points(folder: Path, name: str, module: str, points: str) -> str:
+    """A PYTHONPATH with an installed package of one module, which has these entry points."""
+    information = folder / f"{name}-1.0.dist-info"
+    information.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(module)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(points)
+    return before_path(folder)
+
+
 BASE_PYTHON = os.path.realpath(sys.executable)  # the interpreter to which the virtual environment links
 
 

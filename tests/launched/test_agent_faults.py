@@ -18,6 +18,7 @@ import pytest
 
 from tests.launching import (
     RUNNER,
+    before_path,
     clean_environment,
     finish,
     mpirun,
@@ -41,9 +42,8 @@ TAKEN = ["silent", "deaf", *(["other"] if os.geteuid() == 0 else [])]  # by anot
 def test_a_job_that_is_ended_while_it_imports_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "slow_import.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(300)\n")
     (tmp_path / "script.py").touch()
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     job = under_mpirun(2, *RUNNER, "--preload", "slow_import", str(tmp_path / "script.py"))
-    launcher = start(*job, cwd=tmp_path, PYTHONPATH=path)
+    launcher = start(*job, cwd=tmp_path, PYTHONPATH=before_path(tmp_path))
     poll_until((tmp_path / "importing").exists, LIMIT, "the importer imports", launcher)
     launcher.send_signal(number)
     done = finish(launcher)

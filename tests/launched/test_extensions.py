@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.launching import PROGRAMS, RUNNER, ok, run
+from tests.launching import PROGRAMS, RUNNER, before_path, ok, run, with_entry_points
 from tests.results import refused
 
 GROUPS = {"strategy": "strategies"}
@@ -37,12 +36,8 @@ LOGGED = ("workloads.linear", "--logger", "name")
 def test_what_does_not_load_is_one_line(
     tmp_path: Path, kind: str, target: str, problem: str, command: tuple[str, ...]
 ) -> None:
-    (tmp_path / "added.py").write_text("class Other: pass")
-    information = tmp_path / "added-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[runner.{GROUPS.get(kind, kind + 's')}]\nname = {target}\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    points = f"[runner.{GROUPS.get(kind, kind + 's')}]\nname = {target}\n"
+    path = with_entry_points(tmp_path, "added", "class Other: pass", points)
     told = f"the {kind} name of another package cannot be loaded from {target}: {problem}"
     done = run(*RUNNER, *command, PYTHONPATH=path, cwd=tmp_path)
     refused(done, told, "; fix or uninstall that package")
@@ -59,13 +54,13 @@ def test_a_package_is_found_however_it_is_installed(tmp_path: Path, entry: str, 
         (tmp_path / "packed.zip").rename(tmp_path / entry)
     else:
         shutil.unpack_archive(tmp_path / "packed.zip", tmp_path / entry)
-    path = os.pathsep.join([str(tmp_path / entry), os.environ.get("PYTHONPATH", "")])
+    path = before_path(tmp_path / entry)
     done = run(*RUNNER, "name", PYTHONPATH=path)
     refused(done, "the tool name of another package cannot be loaded from nothing:NONE")
 
 
 def test_a_launcher_of_another_package() -> None:
-    path = os.pathsep.join([str(PROGRAMS / "extensions" / "other_launcher"), os.environ.get("PYTHONPATH", "")])
+    path = before_path(PROGRAMS / "extensions" / "other_launcher")
     set_by_it = {"GRID_TASK": "0", "GRID_TASKS": "1", "GRID_LOCAL": "0"}
     found = json.loads(ok(run(*RUNNER, "explain", "--json", PYTHONPATH=path, **set_by_it)).stdout)
     assert found["launcher"] == {"name": "grid", "title": "Grid", "why": "GRID_TASK=0 set"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.launching import RUNNER, mpirun, ok
+from tests.launching import RUNNER, mpirun, ok, with_entry_points
 from tests.results import metrics, refused
 
 TRAINING = ("workloads.linear", "--batch-size", "64", "--log-every", "4")
@@ -39,14 +38,8 @@ class Fails(Lines):
 @pytest.fixture
 def others(tmp_path: Path) -> str:
     """A PYTHONPATH with a package that has two loggers."""
-    folder = tmp_path / "packages"
-    information = folder / "others-1.0.dist-info"
-    information.mkdir(parents=True)
-    (folder / "others.py").write_text(PACKAGE)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     points = "[runner.loggers]\nlines = others:Lines\nfails = others:Fails\n"
-    (information / "entry_points.txt").write_text(points)
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return with_entry_points(tmp_path / "packages", "others", PACKAGE, points)
 
 
 def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: str, tmp_path: Path) -> None:
@@ -70,19 +63,17 @@ def test_loggers_get_the_same_numbers_and_one_that_fails_ends_nothing(others: st
     assert [json.loads(line)[0] for line in (tmp_path / "lost.txt").read_text().splitlines()] == [0, *range(1, 6), 16]
 
 
-def test_a_server_that_cannot_be_reached_is_told_before_the_training(tmp_path: Path) -> None:
-    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "mlflow:http://127.0.0.1:9", cwd=tmp_path)
-    refused(done, "--logger mlflow cannot start: ", "Connection refused", "; check that its target can be reached")
-    assert not metrics(tmp_path / "runs" / "linear")
-
-
-def test_without_a_login_one_line_says_how_to_get_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "target", "text", "fix"),
+    [
+        ("mlflow", ":http://127.0.0.1:9", "Connection refused", "; check that its target can be reached"),
+        ("wandb", "", "No API key configured.", "; run `wandb login` once, or set WANDB_MODE=offline"),
+        ("tensorboard", ":/proc/board", "cannot write in /proc/board: ", "; name a folder that can be written"),
+    ],
+)
+def test_a_logger_that_cannot_start_is_one_line(name: str, target: str, text: str, fix: str, tmp_path: Path) -> None:
     nobody = {"HOME": str(tmp_path), "WANDB_CONFIG_DIR": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
-    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "wandb", cwd=tmp_path, **nobody)
-    refused(done, "--logger wandb: No API key configured.", "; run `wandb login` once, or set WANDB_MODE=offline")
-    assert not metrics(tmp_path / "runs" / "linear")
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    done = mpirun(2, *RUNNER, *TRAINING, "--logger", "tensorboard:/proc/board", cwd=tmp_path)
-    refused(done, "--logger tensorboard: cannot write in /proc/board: ", "; name a folder that can be written")
+    refused(
+        mpirun(2, *RUNNER, *TRAINING, "--logger", name + target, cwd=tmp_path, **nobody), f"--logger {name}", text, fix
+    )
+    assert not any(file.read_text() for file in tmp_path.glob("runs/linear/metrics.jsonl"))

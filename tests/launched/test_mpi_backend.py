@@ -23,19 +23,21 @@ def test_every_operation(ranks: int, end: list[str]) -> None:
     assert done.stderr == ""
 
 
-def test_calls_whose_tensors_do_not_fit_together_are_refused() -> None:
-    done = ok(runner(3, path_of("mismatched")))
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: all were refused" for rank in range(3)]
+PRINTED = {
+    "calls whose tensors do not fit together are refused": ("mismatched", 3, "rank {rank}: all were refused"),
+    "ranks that a script gives in another order are obeyed": (
+        "ranks_in_another_order",
+        4,
+        "MPI rank {rank}: all right",
+    ),
+    "callbacks and threads keep order and limits": ("callbacks_and_threads", 2, "rank {rank}: 2"),
+}
 
 
-def test_ranks_that_a_script_gives_in_another_order_are_obeyed(tmp_path: Path) -> None:
-    done = ok(runner(4, path_of("ranks_in_another_order"), str(tmp_path)))
-    assert sorted(done.stdout.splitlines()) == [f"MPI rank {rank}: all right" for rank in range(4)]
-
-
-def test_callbacks_and_threads_keep_order_and_limits() -> None:
-    done = ok(runner(2, path_of("callbacks_and_threads")))
-    assert sorted(done.stdout.splitlines()) == ["rank 0: 2", "rank 1: 2"]
+@pytest.mark.parametrize(("program", "ranks", "line"), PRINTED.values(), ids=PRINTED)
+def test_a_line_of_each_rank(program: str, ranks: int, line: str, tmp_path: Path) -> None:
+    done = ok(runner(ranks, path_of(program), str(tmp_path)))
+    assert sorted(done.stdout.splitlines()) == [line.format(rank=rank) for rank in range(ranks)]
 
 
 def test_pytorchs_ways_to_be_parallel_run_on_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runner.training.checkpoint import checkpoint_folder, shards
-from tests.launching import PROGRAMS, ok, runner
+from tests.launching import PROGRAMS, before_path, ok, runner
 from tests.layouts import FSDP
 from tests.results import losses, metrics, refused
 from tests.turns import Turns, turns_fixture
@@ -23,7 +23,7 @@ SHORT = ["--batch-size", "16"]  # two steps an epoch on two ranks
 
 
 # Jobs that know the strategy of another package.
-OTHER_PACKAGE = os.pathsep.join([str(PROGRAMS / "extensions" / "other_package"), os.environ.get("PYTHONPATH", "")])
+OTHER_PACKAGE = before_path(PROGRAMS / "extensions" / "other_package")
 turns = turns_fixture("module", PYTHONPATH=OTHER_PACKAGE)
 
 Trained = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -119,9 +119,10 @@ def test_processes_that_a_script_spawns_are_no_ranks_of_the_job() -> None:
     assert done.stdout.count("of 2 at") == done.stdout.count("sum 3") == 4
 
 
-def test_a_script_without_a_group() -> None:
-    done = ok(runner(3, path_of("spawns")))
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: [42]" for rank in range(3)]
+@pytest.mark.parametrize(("name", "line"), [("spawns", "rank {rank}: [42]"), ("uses_mpi4py", "rank {rank} of 3: 6")])
+def test_scripts_without_a_group(name: str, line: str) -> None:
+    done = ok(runner(3, path_of(name)))
+    assert sorted(done.stdout.splitlines()) == [line.format(rank=rank) for rank in range(3)]
     assert not own_lines(done)
 
 
@@ -173,11 +174,6 @@ def test_batches_that_differ_or_are_not_trained_on_are_not_told_of(what: str) ->
 
 def test_one_rank_needs_no_sampler() -> None:
     assert "equal batches" not in ok(runner(1, FORGETS, "forgotten")).stderr
-
-
-def test_a_script_may_use_mpi4py_itself() -> None:
-    done = ok(runner(3, path_of("uses_mpi4py")))
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: 6" for rank in range(3)]
 
 
 @pytest.mark.parametrize(("how", "before"), [("Init", False), ("Init_thread", False), ("asks", True)])
