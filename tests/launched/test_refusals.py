@@ -118,27 +118,6 @@ def test_another_program_without_mpi() -> None:
     assert "has not met all other ranks: rank 1 is another program (sleep 100); start all ranks" in second
 
 
-def test_ranks_with_another_target() -> None:
-    done = run(*one_rank_each([*RUNNER, path_of("exits")], [*RUNNER, path_of("spawns")]))
-    refused(done, "exits.py on rank 0", "spawns.py on rank 1")
-
-
-def test_a_target_that_one_rank_does_not_have(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "train.py").write_text("")
-    done = run(*one_rank_each(*(["--wdir", str(tmp_path / name), *RUNNER, "train.py"] for name in "ab")))
-    refused(done, "train.py", "on rank 1")
-
-
-def test_ranks_with_another_torch(tmp_path: Path) -> None:
-    script = path_of("only_computes")
-    done = run(
-        *one_rank_each([*RUNNER, script], ["env", f"PYTHONPATH={fake_torch('2.6.0', tmp_path)}", *RUNNER, script])
-    )
-    refused(done, "torch", "2.6.0 on rank 1")
-
-
 @pytest.mark.parametrize(
     ("version", "arguments", "texts"),
     [
@@ -186,12 +165,6 @@ def test_an_mpi_library_that_is_not_the_launchers() -> None:
     fake = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     done = run(*RUNNER, "explain", **fake, OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi")
     refused(done, "Open MPI says rank 0 of 4, but MPI says rank 0 of 1", "set MPI4PY_LIBMPI=")
-
-
-def test_contradictory_launchers() -> None:
-    done = runner(2, "explain", MV2_COMM_WORLD_RANK="0", MV2_COMM_WORLD_SIZE="8")
-    # The first rank tells it: by MVAPICH2's variables each is rank 0.
-    refused(done, "two launchers disagree: Open MPI says rank ", " of 2", "MVAPICH2", "rank 0 of 8", "--launcher")
 
 
 def test_the_users_address_and_port() -> None:

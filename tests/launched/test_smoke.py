@@ -41,7 +41,7 @@ def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_where_it_cannot_start_it_says_what_to_do(tmp_path: Path) -> None:
-    refused(runner(2, "smoke"), "runner: smoke starts mpirun or srun itself; start it without")
+    refused(runner(1, "smoke"), "runner: smoke starts mpirun or srun itself; start it without")
     done = run(*RUNNER, "smoke", cwd=tmp_path, MPIRUN="/no/mpirun")
     refused(done, "runner: MPIRUN=/no/mpirun is no program; set it to the mpirun to use, or unset it")
 

@@ -32,6 +32,7 @@ def test_ranks_that_fit_give_the_topology() -> None:
         ({"python": "3.9.0"}, r"Python: \S+ on ranks 0-1 \(node0, node1\); 3.9.0 on rank 2 \(node2\)"),
         ({"torch": "2.6.0"}, r"torch: \S+ on ranks 0-1 .*; 2.6.0 on rank 2"),
         ({"runner": "0.0.1"}, r"the runner: .*0.0.1 on rank 2"),
+        ({"target": "x.py"}, r"the target: train.py on ranks 0-1 .*; x.py on rank 2"),
         ({"digest": "ffff"}, r"the target's content: ab12 on ranks 0-1 .*; ffff on rank 2"),
         (
             {"arguments": ["--lr", "0.2"]},
