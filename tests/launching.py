@@ -185,8 +185,12 @@ def runner(
 
 def own_lines(completed: subprocess.CompletedProcess[str]) -> list[str]:
     """The lines that the runner printed on stderr, without the launcher's banners, and without what a busy machine adds."""
-    lines = [line for line in completed.stderr.splitlines() if line.startswith("runner:")]
-    return [line for line in lines if "has not started yet: " not in line]
+    return [line for line in warnings_of(completed) if line.startswith("runner:")]
+
+
+def warnings_of(completed: subprocess.CompletedProcess[str]) -> list[str]:
+    """All lines on stderr, without what a busy machine adds."""
+    return [line for line in completed.stderr.splitlines() if "has not started yet: " not in line]
 
 
 def ok(completed: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, folder_of, mpirun_path, ok, run, runner
+from tests.launching import RUNNER, folder_of, mpirun_path, ok, run, runner, warnings_of
 from tests.results import refused
 from tests.terminal import on_terminal
 
@@ -36,7 +36,7 @@ def test_engines_train_the_same_model(tmp_path: Path) -> None:
     assert engines["alone"]["distance"] > 1e-6
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.splitlines()[-2:] == ["wrote found.json", "wrote found.png"]
-    assert done.stderr == ""
+    assert not warnings_of(done)
 
 
 @pytest.mark.needs("compare", "workloads.llama")
