@@ -120,7 +120,7 @@ def test_a_distributed_sampler_is_used_as_it_is() -> None:
     ]
     own = feed(source(train_data=loaders[1]), 1, 2, 2)
     found = [batch.value[0].tolist() for batch in own.batches(3, 0)]
-    loaders[1].sampler.set_epoch(3)  # type: ignore[attr-defined]
+    loaders[1].sampler.set_epoch(3)  # type: ignore[attr-defined]  # it is a DistributedSampler
     assert found == [batch[0].tolist() for batch in loaders[1]]
     assert [batch.value[0].tolist() for batch in own.batches(3, 8)] == found[2:]
     with pytest.raises(

@@ -45,11 +45,19 @@ def stream(
     data: Any, rank: int, size: int, each: int, workers: int = 0, said: list[str] | None = None, **more: Any
 ) -> SampleStream:
     settings = {"drop_last": True, "shards_itself": False} | more
-    agree = lambda has, samples: (has, 0)  # noqa: E731  # of ranks that have equally many
     say = (said if said is not None else []).append
     reading = Reading(num_workers=workers)
     return SampleStream(
-        data, rank, size, 3, agree, say, batch_size=each, collate=default_collate, reading=reading, **settings
+        data,
+        rank,
+        size,
+        3,
+        lambda has, _: (has, 0),
+        say,
+        batch_size=each,
+        collate=default_collate,
+        reading=reading,
+        **settings,
     )
 
 
@@ -172,9 +180,8 @@ class TellingLoader(Loader):
 
 def batch_stream(loader: Any, rank: int, size: int, said: list[str] | None = None, **more: Any) -> BatchStream:
     settings: Any = {"drop_last": False, "shards_itself": False, "has_one_size": False} | more
-    agree = lambda has, samples: (has, samples)  # noqa: E731
     say = (said if said is not None else []).append
-    return BatchStream(loader, rank, size, 3, agree, say, alike=lambda batch: True, **settings)
+    return BatchStream(loader, rank, size, 3, lambda *mine: mine, say, alike=lambda batch: True, **settings)
 
 
 def dealt(size: int, used: int = 0, **more: Any) -> list[list[Batch]]:
