@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch.distributed as dist
+
 from runner.training.run import Run
 from runner.training.shared_files import once_per_file_system
 
@@ -16,4 +18,5 @@ def main(run: Run, argv: list[str]) -> None:
 
     once_per_file_system(run, folder, "--data-dir", work)
     assert (folder / "fetched").read_text() == "data"
+    dist.barrier()  # every rank removes its own
     assert not list(folder.glob(".rank-*"))
