@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from runner.base.quantities import nonempty_path
 from runner.base.settings import add_options, as_words, made_of, read_file, settings_in, values_in
 from runner.launch.target import AS_CODE, AS_MODULE, NO_PYTHON, SCRIPT, Target, is_path, workload_summaries
 from runner.options.job_settings import JobSettings
-from runner.options.parsing import ALL, Parser, add_full_help, known_in, wants
-from runner.parallel.settings import LAYOUT, ParallelSettings
+from runner.options.parsing import ALL, Parser, add_full_help, wants
+from runner.parallel.settings import ParallelSettings
 
 DESCRIPTION = """\
 Run a PyTorch program on all ranks that mpirun, srun, torchrun, … started:
@@ -34,11 +34,6 @@ Exit codes: 0 done, 1 a rank failed, 2 the request or the launch is wrong, 70 a 
 run it again; a script's own exit code is passed on.
 """
 
-# Options that a workload which reads its words itself may have, too, with another meaning.
-_MAY_BE_THE_WORKLOADS = {"config", "time_limit", "time_to_save", "on_preempt"} | settings_in(
-    ParallelSettings
-).keys() - {*LAYOUT}
-
 FORMS = {
     AS_MODULE: "the target is a module, run as a program",
     AS_CODE: "the target is code",
@@ -55,14 +50,12 @@ class Given:
         rest: the words that name no option of the job or its parallelism.
         values: of those options, by the names of the settings.
         config: the file that --config names, and its entries.
-        problem: why other options cannot be read: they may be the workload's own, of the same name.
     """
 
     words: tuple[str, ...] = ()
     rest: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     config: tuple[Path, Mapping[str, Any]] | None = None
-    problem: UsageError | None = None
 
     def of_file(self, *kinds: type, is_all: bool = False) -> dict[str, Any]:
         """The file's values for these settings; with ``is_all`` it may have no others."""
@@ -123,47 +116,33 @@ def given_in(words: Sequence[str], before: Mapping[str, Any] = {}, *, target: st
         target: the name, for messages.
 
     Raises:
-        UsageError: an option of the job is wrong, or the file of a --config before the name cannot be read.
+        UsageError: an option is wrong, or the file of --config cannot be read.
     """
-    values = dict(before)
-    file = values.pop("config", None)
-    config = None if file is None else (file, read_file(file))
-    every = {*settings_in(JobSettings), *settings_in(ParallelSettings), "config"}
-    problem: UsageError | None = None
-    try:
-        found, rest = _known_in(words, every, target)
-        own = found.pop("config", None)
-        if own is not None and file is not None:
-            raise UsageError(f"--config {file} and --config {own}: there is one file", fix="write all settings into it")
-        config = config if own is None else (own, read_file(own))
-    except UsageError as error:
-        problem = error
-        found, rest = _known_in(words, every - _MAY_BE_THE_WORKLOADS, target)
-    return Given(words=tuple(words), rest=tuple(rest), values=values | found, config=config, problem=problem)
-
-
-def _known_in(words: Sequence[str], names: Set[str], target: str) -> tuple[dict[str, Any], list[str]]:
     parser = Parser(prog=f"python -m runner {target}".strip(), add_help=False)
-    add_options(parser, JobSettings, ParallelSettings, only=names)
-    if "config" in names:
-        add_config(parser)
-    return known_in(parser, words)
+    add_options(parser, JobSettings, ParallelSettings)
+    add_config(parser)
+    found, rest = parser.parse_known_args(words)
+    files = [*before.get("config", ()), *vars(found).get("config", ())]
+    values = {name: value for name, value in (*before.items(), *vars(found).items()) if name != "config"}
+    return Given(words=tuple(words), rest=tuple(rest), values=values, config=config_of(files))
 
 
-class _Once(argparse.Action):
-    """Stores a value, of which there may be one."""
+def config_of(files: Sequence[Path]) -> tuple[Path, Mapping[str, Any]] | None:
+    """Read the file that --config names. Returns the path and the entries; None without a file.
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        if hasattr(namespace, self.dest):
-            parser.error(f"argument {self.option_strings[0]}: it is there twice; write all settings into one file")
-        setattr(namespace, self.dest, values)
+    Raises:
+        UsageError: it cannot be read, or there are two.
+    """
+    if len(files) > 1:
+        raise UsageError(f"--config {' and --config '.join(map(str, files))}", fix="write all settings into one file")
+    return (files[0], read_file(files[0])) if files else None
 
 
 def add_config(parser: argparse.ArgumentParser, *, is_shown: bool = True) -> None:
     """Add ``--config FILE``."""
     parser.add_argument(
         "--config",
-        action=_Once,
+        action="append",
         type=nonempty_path,
         metavar="FILE",
         default=argparse.SUPPRESS,
@@ -173,7 +152,7 @@ def add_config(parser: argparse.ArgumentParser, *, is_shown: bool = True) -> Non
     )
 
 
-def parse(argv: Sequence[str], tools: Mapping[str, str], workloads: Mapping[str, str] = {}) -> Request:
+def parse(argv: Sequence[str], tools: Mapping[str, str]) -> Request:
     """Read the command line.
 
     Args:
@@ -232,10 +211,7 @@ def _table(title: str, rows: Mapping[str, str]) -> str:
 
 # (option, kind of target on which it has no effect): what the error says.
 _IDLE = {
-    (
-        "backend",
-        "script",
-    ): "a script names its backend itself, in init_process_group(); --backend mpi4py serves one that says gloo or mpi",
+    ("backend", "script"): "a script names its backend itself; --backend mpi4py serves one that says gloo or mpi",
     ("backend", "tool"): "it has options of its own: see its --help",
     ("hang_timeout", "tool"): "it is for workloads",
     ("on_preempt", "workload"): "a workload saves by itself",

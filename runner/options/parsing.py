@@ -6,7 +6,7 @@ import argparse
 import itertools
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -92,9 +92,3 @@ ALL = "--help-all"
 def add_full_help(parser: Parser) -> None:
     """Add ``--help-all``. What it shows is decided when the options are added: ``wants(words, ALL)``."""
     parser.add_argument(ALL, action="help", default=argparse.SUPPRESS, help="show all options and exit")
-
-
-def known_in(parser: Parser, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of a parser's options in a command line, and the words that are not the parser's."""
-    given, rest = parser.parse_known_args(words)
-    return vars(given), rest

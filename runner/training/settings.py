@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import not_negative, positive, positive_float
-from runner.base.settings import add_options, made_of, not_an_option, option, read_file, values_in
+from runner.base.settings import add_options, made_of, not_an_option, option, values_in
 from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.job import held
 from runner.launch.detect import is_reporting
-from runner.options.command import Given, add_config
-from runner.options.parsing import ALL, Parser, add_full_help, known_in, wants
+from runner.options.command import Given, add_config, config_of
+from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.settings import ParallelSettings
 from runner.training.loggers.registry import logger_text
 
@@ -128,7 +128,7 @@ def shared_in(given: Given, *names: str) -> dict[str, Any]:
     """
     parser = Parser(prog="python -m runner", add_help=False)
     add_options(parser, Settings, only=names)
-    return given.of_file(Settings) | dict(given.values) | known_in(parser, given.rest)[0]
+    return given.of_file(Settings) | dict(given.values) | vars(parser.parse_known_args(given.rest)[0])
 
 
 def _share(whole: int, data_ranks: int) -> int:
@@ -268,9 +268,8 @@ class Settings(StepSettings):
         add_config(parser)
         values = vars(parser.parse_args(given))
         with raised_on_all_ranks():
-            file = values.pop("config", None)
-            entries = {} if file is None else values_in(file, read_file(file), cls, is_all=True)
-            return made_of(cls, entries, values)
+            config = config_of(values.pop("config", ()))
+            return made_of(cls, values_in(*config, cls) if config else {}, values)
 
     @property
     def resume_from(self) -> Path:

@@ -92,8 +92,6 @@ def settings_class(main: Main) -> type[StepSettings] | None:
 @raised_on_all_ranks()
 def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given, change: Change) -> StepSettings:
     """The settings of a class: from the command line, else the file, else the class's defaults; with its folder and batch."""
-    if given.problem is not None:
-        raise given.problem
     known, of_job = settings_in(kind), settings_in(JobSettings)
     if twice := known.keys() & (of_job.keys() | _RESERVED):
         raise UsageError(f"{run.workload}: the runner has the settings {', '.join(twice)} itself", fix="rename them")

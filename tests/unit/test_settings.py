@@ -383,8 +383,8 @@ def test_what_settings_toml_could_not_say_needs_a_text() -> None:
     assert 'layers = "1,2"' in as_toml(read("--layers", "1,2", kind=Right))
 
 
-def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_names() -> None:
-    words = ["--config", "m.yaml", "--time-limit", "10s", "--precision", "16"]
+def test_a_workload_that_reads_its_words_itself_has_all_of_them() -> None:
+    words = ["--precision", "bf16", "--mine", "16"]
 
     def main(run: Any, argv: list[str]) -> list[str]:
         return argv
@@ -393,18 +393,9 @@ def test_a_workload_that_reads_its_words_itself_may_have_options_of_the_same_nam
     assert bound(main, here, given_in(words))() == words
 
 
-@pytest.mark.parametrize("wrong", ["--config missing.toml", "--time-to-save never", "--config a.toml --config b.toml"])
-def test_a_wrong_word_of_a_workload_that_reads_its_words_hides_no_option_of_the_job(wrong: str) -> None:
-    for words in (f"--device cpu --tp 2 {wrong}", f"{wrong} --tp 2 --device cpu"):
-        request = parse(["work", *words.split()], TOOLS)
-        assert (request.job.device, request.given.parallel().tp) == ("cpu", 2)
-        assert request.given.problem is not None
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--config {file} --config {file}", "argument --config: it is there twice; write all settings into one file"),
         ("--time-limit 0", "argument --time-limit: '0' is no time to run for"),
         ("--time-limit 0:00:00", "argument --time-limit: '0:00:00' is no time to run for"),
         ("--log-dir=", "argument --log-dir: the path is empty"),
@@ -422,13 +413,12 @@ def test_what_says_too_much_or_nothing_is_refused(words: str, told: str, tmp_pat
         read(*words.format(file=file).split())
 
 
-def test_a_file_before_the_workload_and_another_after_it_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text("epochs = 3\n")
-    words = ["--config", str(file), "work", "--config", str(file)]
-    assert "there is one file" in str(parse(words, TOOLS).given.problem)
-    with pytest.raises(UsageError, match="it is there twice"):
-        parse([*words[:2], *words], TOOLS)
+@pytest.mark.parametrize(
+    "words", ["--config a work --config b", "--config a --config b work", "work --config a --config b"]
+)
+def test_two_files_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="--config a and --config b; write all settings into one file"):
+        parse(words.split(), TOOLS)
 
 
 @pytest.mark.parametrize("text", ["log_dir = ''", "checkpoint_dir = ''", "resume = ''"])
