@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessStat(NamedTuple):
@@ -26,7 +26,7 @@ class ProcessStat(NamedTuple):
 
 
 def process_stat(process: int) -> ProcessStat | None:
-    """None: it does not run, or may not be seen (hidepid), or this is not Linux."""
+    """Return the facts about a process; None if it does not run, or may not be seen (hidepid)."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:

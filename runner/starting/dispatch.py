@@ -9,7 +9,7 @@ from functools import partial
 
 from runner.backends.process_group import limit_when_imported, prepare_backends, start_process_group
 from runner.backends.registry import backends
-from runner.base.collector import freeze, freeze_before_program
+from runner.base.collector import freeze
 from runner.base.environment import set_missing, set_variables
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.streams import as_python_has_them, ending_without_reader
@@ -22,7 +22,7 @@ from runner.parallel.mesh import lay_out
 from runner.tools.registry import load_tool, tool_of
 from runner.torchrun.alone import tell_if_alone, tell_if_alone_after_a_minute
 from runner.torchrun.equal_batches import tell_of_equal_batches
-from runner.torchrun.import_hooks import import_without_collector, when_imported
+from runner.torchrun.import_hooks import import_without_collector
 from runner.torchrun.own_modules import find_first_workloads, hide_own_modules, keep_own_modules
 from runner.torchrun.replacing import finalize_before_exec
 from runner.torchrun.served_store import serve_own_endpoint_only
@@ -35,10 +35,7 @@ from runner.versions.torch_private import COMPILER
 def dispatch(target: Target, request: Request, job: Job) -> None:
     """Run the target on this rank. Its exceptions pass through."""
     import_without_collector("torch", COMPILER, "torch.distributed.tensor", "torchvision")
-    when_imported("torch", freeze_before_program)
-    if (
-        target.kind != "tool" or tool_of(target.name).needs_rendezvous
-    ):  # else it starts jobs that have settings of their own
+    if target.kind != "tool" or tool_of(target.name).needs_rendezvous:  # else it starts jobs with settings of their own
         set_variables(settings(job))
     if job.measure is None:
         _run(target, request, job)

@@ -99,7 +99,7 @@ class _CallingLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         with paused_collector():
             self._loader.exec_module(module)
-            self._call()  # now: freeze() comes too late when the collector has looked through all that is new
+            self._call()
 
 
 AHEAD = ("torch.distributed", COMPILER)  # DDP's constructor imports the second

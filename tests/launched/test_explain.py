@@ -161,7 +161,7 @@ LOCALES = (
 
 @pytest.mark.parametrize("locale", LOCALES, ids=str)
 def test_a_locale_may_lack_characters(locale: dict[str, str], tmp_path: Path) -> None:
-    """Those are printed as "?"; but the bytes of a command line stay as they are."""
+    """Those are printed as "?"; a file has them."""
     (tmp_path / "trän.py").touch()
     job_script = ["jobscript", "--scheduler", "slurm", "--output", "job.sh", "trän.py"]
     for command in ([*RUNNER, "explain"], [*RUNNER, "--help"], [*RUNNER, *job_script]):
