@@ -27,7 +27,7 @@ def backends() -> dict[str, Backend]:
     Raises:
         UsageError: one of another package cannot be loaded.
     """
-    others = [load_extension(point, Backend, lambda made: made()) for point in extensions("runner.backends")]
+    others = [load_extension(point, "backend", Backend, lambda made: made()) for point in extensions("runner.backends")]
     return {backend.name: backend for backend in (*_BACKENDS, *others)}
 
 

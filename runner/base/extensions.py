@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from runner.base.errors import UsageError
@@ -22,23 +22,7 @@ _SECTION = b"[runner."  # how a group of the runner's begins in a file of entry 
 @functools.cache
 def extensions(group: str) -> Sequence[EntryPoint]:
     """The entry points of a group, of all packages that are installed."""
-    return tuple(_installed().select(group=group)) if _is_there() else ()
-
-
-def load_extension(point: EntryPoint, kind: type[T], make: Callable[[Any], Any] = lambda loaded: loaded) -> T:
-    """Return the object that an entry point names, or what ``make`` makes of it.
-
-    Raises:
-        UsageError: it does not load, or is not of this kind.
-    """
-
-    def checked(loaded: Any) -> T:
-        made = make(loaded)
-        if not isinstance(made, kind):
-            raise TypeError(f"it is a {type(made).__name__}, not a {kind.__name__}")
-        return made
-
-    return _load(point, kind.__name__.lower(), checked)
+    return tuple(_installed().select(group=group)) if any(map(_names_a_group, sys.path)) else ()
 
 
 def load_function(group: str, name: str, what: str) -> Callable[..., Any]:
@@ -47,20 +31,25 @@ def load_function(group: str, name: str, what: str) -> Callable[..., Any]:
     Raises:
         UsageError: it does not load, or is no function.
     """
-
-    def checked(loaded: Any) -> Callable[..., Any]:
-        if not callable(loaded):
-            raise TypeError(f"it is a {type(loaded).__name__}, not a function")
-        function: Callable[..., Any] = loaded
-        return function
-
     point = next(point for point in extensions(group) if point.name == name)
-    return _load(point, what, checked)
+    kind: Any = Callable  # which isinstance() takes
+    function: Callable[..., Any] = load_extension(point, what, kind)
+    return function
 
 
-def _load(point: EntryPoint, what: str, checked: Callable[[Any], T]) -> T:
+def load_extension(
+    point: EntryPoint, what: str, kind: type[T], make: Callable[[Any], Any] = lambda loaded: loaded
+) -> T:
+    """Return the object that an entry point names, or what ``make`` makes of it.
+
+    Raises:
+        UsageError: it does not load, or is not of this kind.
+    """
     try:
-        return checked(point.load())
+        made = make(point.load())
+        if isinstance(made, kind):
+            return made
+        raise TypeError(f"it is a {type(made).__name__}, no {what}")
     except Exception as error:  # another package's code may raise anything
         raise UsageError(
             f"the {what} {point.name} of another package cannot be loaded from {point.value}: {type(error).__name__}: {error}",
@@ -76,22 +65,13 @@ def _installed() -> Any:
 
 
 @functools.cache
-def _is_there() -> bool:
-    """Whether a package on the path may have such an entry point. Where none has, importlib.metadata is not imported, which brings
-    some forty modules (email, zipfile, …) into every rank and parses all of these files."""
-    return any(map(_names_a_group, sys.path))
-
-
 def _names_a_group(folder: str) -> bool:
-    try:
-        names = os.listdir(folder or ".")
-    except NotADirectoryError:
-        return True  # a zip file, into which this does not look
-    except OSError:
-        return False
-    for name in names:
-        if name.lower().endswith(("dist-info", "egg-info")):  # EGG-INFO is in a folder that is an egg itself
-            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
-                if _SECTION in file.read():
-                    return True
+    """Whether a package in a folder of the path has an entry point of the runner's.
+
+    Usually none has. Then importlib.metadata is not imported, which imports some forty modules and parses all of these files.
+    """
+    for file in Path(folder).glob("*-info/entry_points.txt"):
+        with suppress(OSError):
+            if _SECTION in file.read_bytes():
+                return True
     return False

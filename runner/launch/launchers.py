@@ -312,4 +312,4 @@ def launchers() -> tuple[Launcher, ...]:
     Raises:
         UsageError: an entry point ``runner.launchers`` does not load or is not a ``Launcher``.
     """
-    return (*(load_extension(point, Launcher) for point in extensions("runner.launchers")), *LAUNCHERS)
+    return (*(load_extension(point, "launcher", Launcher) for point in extensions("runner.launchers")), *LAUNCHERS)
