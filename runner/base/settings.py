@@ -19,8 +19,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
@@ -131,17 +130,8 @@ class DeclaredSetting:
         Raises:
             argparse.ArgumentTypeError: it stands for none.
         """
-        if self.about.choices is None or text in self.choices:
-            return self._parsed(text)
-        with suppress(argparse.ArgumentTypeError):  # another text may stand for one of the choices, such as 1.0 for 1
-            value = self._parsed(text)
-            if self.text_of(value) in self.choices:
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
-
-    def _parsed(self, text: str) -> Any:
         try:
-            return (self.about.parse or _BY_TYPE[self.type])(text)
+            value = (self.about.parse or _BY_TYPE[self.type])(text)
         except (
             ValueError,
             TypeError,
@@ -150,6 +140,9 @@ class DeclaredSetting:
         ) as error:  # a workload's own function may raise any
             why = " ".join(str(error).split())
             raise argparse.ArgumentTypeError(f"{text!r} cannot be read ({type(error).__name__}: {why})") from None
+        if self.about.choices is not None and self.text_of(value) not in self.choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
+        return value
 
     def text_of(self, value: Any) -> str:
         """A value as the command line has it, one of a list's."""
@@ -172,6 +165,7 @@ _BY_TYPE: dict[type, Callable[[str], Any]] = {
     Path: nonempty_path,
 }
 _LETTERS = {int: "N", float: "X", Path: "PATH"}
+_known: dict[type, dict[str, DeclaredSetting]] = {}
 
 
 def settings_in(kind: type) -> dict[str, DeclaredSetting]:
@@ -180,82 +174,44 @@ def settings_in(kind: type) -> dict[str, DeclaredSetting]:
     Raises:
         UsageError: the class is no dataclass, or a field has no default, or a type that no text is read as.
     """
-    return _settings_in(kind)
-
-
-@functools.cache
-def _settings_in(kind: Any) -> dict[str, DeclaredSetting]:
+    if kind in _known:
+        return _known[kind]
     if "__dataclass_fields__" not in kind.__dict__:
         raise UsageError(
             f"the class {kind.__name__} is no dataclass", fix="write @dataclass(frozen=True, kw_only=True) above it"
         )
     types = get_type_hints(kind)
-    found = [_declared(kind, one, types[one.name]) for one in fields(kind) if one.init and _is_option(one)]
-    order = [*GROUPS]
-    own = [one.about.group for one in found if one.about.group not in GROUPS]
-    order[1:1] = dict.fromkeys(own)  # after those of the training
-    return {
-        one.name: one for one in sorted(found, key=lambda one: (order.index(one.about.group), _floor(kind, one.name)))
-    }
+    found = [_declared(kind, one, types[one.name]) for one in fields(kind) if one.metadata.get(_KEY, {}) is not None]
+    own = dict.fromkeys(one.about.group for one in found if one.about.group not in GROUPS)
+    first, *others = GROUPS
+    order = [first, *own, *others]
 
+    def place(one: DeclaredSetting) -> tuple[int, int]:
+        """The group; then the place of the class that declares the field, from the nearest base to the class itself."""
+        floors = [floor for floor, base in enumerate(kind.__mro__) if one.name in inspect.get_annotations(base)]
+        return order.index(one.about.group), max(floors) or len(kind.__mro__)
 
-def _floor(kind: type, name: str) -> int:
-    """Return the place of the class that declares a field: nearer bases, which are more special, come first, the class itself last."""
-    floors = [floor for floor, base in enumerate(kind.__mro__) if name in inspect.get_annotations(base)]
-    return max(floors) or len(kind.__mro__)
+    _known[kind] = {one.name: one for one in sorted(found, key=place)}
+    return _known[kind]
 
 
 def _declared(kind: type, one: Field[Any], declared: Any) -> DeclaredSetting:
-    default = one.default if one.default_factory is MISSING else one.default_factory()
+    default, about = one.default, _about(kind, one)
     # tuple[str, ...] is given value by value, unless a text= says how all of them are written together.
-    if is_list := (get_origin(declared) or declared) is tuple and _about(kind, one).text is str:
+    if is_list := (get_origin(declared) or declared) is tuple and about.text is str:
         declared = (*get_args(declared), str)[0]
-    if default is MISSING:
-        raise UsageError(f"{kind.__name__}.{one.name} has no default", fix="give it one; None if it may be left out")
-    if is_list and not isinstance(default, tuple):
-        raise UsageError(
-            f"{kind.__name__}.{one.name} is a tuple, and its default is {default!r}", fix=f"write {(default,)}"
-        )
     is_union = get_origin(declared) in (Union, UnionType)
     named = [part for part in (get_args(declared) if is_union else (declared,)) if part is not type(None)]
-    found, about = named[0], _about(kind, one)
+    found = named[0]
     if about.parse is None and (len(named) != 1 or found not in (*_BY_TYPE, bool)):
         raise UsageError(
             f"{kind.__name__}.{one.name}: no text is read as {declared}",
             fix="take str, int, float, bool or a Path, or give option() a parse=function",
         )
+    if default is MISSING:
+        raise UsageError(f"{kind.__name__}.{one.name} has no default", fix="give it one; None if it may be left out")
     is_optional = default is None or (is_union and type(None) in get_args(declared))
-    setting = DeclaredSetting(one.name, default, about, found, is_optional, is_list)
-    each = [replace(setting, default=value) for value in default] if is_list else [setting]
-    if not all(_is_written(value, named) for value in each):
-        raise UsageError(
-            f"{kind.__name__}.{one.name}: parse= does not read what str() writes",
-            fix="give option() a text= that makes a text of a value, which parse= reads again",
-        )
-    return setting
-
-
-def _is_written(one: DeclaredSetting, kinds: Sequence[Any]) -> bool:
-    """Whether a value can be written as a text that gives it again, as far as it can be told without one."""
-    about, plain = one.about, vars(object)["__str__"]
-    if about.parse is None or about.text is not str:
-        return True
-    if any(isinstance(kind, type) and kind.__str__ is plain and kind not in (int, float) for kind in kinds):
-        return False  # as of a tuple or a list
-    if one.default is None:
-        return True
-    try:
-        return bool(about.parse(one.text_of(one.default)) == one.default)
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(
-            f"{one.name} has the default {one.default!r}: {error}", fix="give it one that its option takes"
-        ) from None
-    except (ValueError, TypeError, ArithmeticError, LookupError):
-        return False
-
-
-def _is_option(one: Field[Any]) -> bool:
-    return one.metadata.get(_KEY, {}) is not None
+    return DeclaredSetting(one.name, default, about, found, is_optional, is_list)
 
 
 def not_an_option(**default: Any) -> Any:
@@ -293,11 +249,8 @@ def add_options(
         name = one.about.group
         title = (name, GROUPS.get(name) or None) if show != "none" else ()
         group = groups[name] = groups.get(name) or parser.add_argument_group(*title)
-        _add(group, one, is_shown=_is_shown(one.about, show))
-
-
-def _is_shown(about: Option, show: Show) -> bool:
-    return not about.hidden and (show == "all" or (show == "some" and not about.advanced))
+        is_shown = show == "all" or (show == "some" and not one.about.advanced)
+        _add(group, one, is_shown=is_shown and not one.about.hidden)
 
 
 def _add(group: argparse._ArgumentGroup, one: DeclaredSetting, *, is_shown: bool) -> None:
