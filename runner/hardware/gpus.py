@@ -1,13 +1,13 @@
 """The GPUs that a process may use, by name: those that drivers show and variables choose.
 
-NVIDIA's are known by NVML, without CUDA and torch. AMD's and Intel's are counted by torch in a child process, because a process that
-has started a driver cannot be forked any more. Those of AMD and Intel, WSL2, Jetson and MIG have been tried on stand-ins only.
+NVIDIA's are known by NVML, without CUDA and torch. AMD's and Intel's, and NVIDIA's without NVML, are counted by torch in a child
+process, because a process that has started a driver cannot be forked any more. GPUs of AMD and Intel, WSL2, Jetson and MIG have been
+tried on stand-ins only.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -51,11 +51,17 @@ class _Present:
     Attributes:
         names: in the order of their numbers; "" for one that does not answer.
         slices: of each GPU in MIG mode, its instances that compute.
+        lacks_nvml: whether there are GPUs that NVML does not show, because it is not installed.
     """
 
     names: list[str]
     slices: Mapping[str, list[str]] = field(default_factory=dict)
     problem: str = ""
+    lacks_nvml: bool = False
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.lacks_nvml or any(self.names)
 
 
 class _Maker(NamedTuple):
@@ -99,8 +105,8 @@ def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path
     allotted = _allotted(environment, "" if hiding else mask)
     names: list[str] = []
     problem = ""
-    if maker is MAKERS["nvidia"]:
-        present = _nvidia(system)
+    present = _nvidia(system) if maker is MAKERS["nvidia"] else None
+    if present is not None and not present.lacks_nvml:
         names, problem = _visible_nvidia(present, environment), present.problem
         if not names and mask and not hiding and (count := len(list(filter(None, present.names)))):
             problem = "; ".join(filter(None, [f"{mask} chooses none of the GPUs here ({count})", problem]))
@@ -132,7 +138,7 @@ def _promises(name: str, value: str) -> bool:
     if value in _NONE:
         return False
     if name == "PBS_GPUFILE":  # Torque sets it in jobs without GPUs, too; the file has a line per GPU
-        return bool(_text(Path(value)))
+        return Path(value).is_file() and bool(Path(value).read_text(errors="replace").strip())
     if name in _NUMBERS_ALLOTTED:  # NUMBER, or a list of TYPE:NUMBER
         return any(entry.rpartition(":")[2].strip() not in ("", "0") for entry in value.split(","))
     return True
@@ -144,7 +150,7 @@ def _of_another_make(torch: TorchBuild, maker: _Maker | None, system: Path, *, i
     AMD's are told of only where the job was promised GPUs: many processors have one.
     """
     built = f"for {maker.title}'s" if maker else "for CPUs only"
-    if maker is not MAKERS["nvidia"] and (maker is None or is_promised) and any(_nvidia(system).names):
+    if maker is not MAKERS["nvidia"] and (maker is None or is_promised) and _nvidia(system).has_gpus:
         return f"torch {torch.version} is built {built}, and the GPUs here are NVIDIA's"
     if maker is not MAKERS["amd"] and is_promised and (system / "dev/kfd").exists():
         return f"torch {torch.version} is built {built}, and the GPUs here are AMD's"
@@ -193,15 +199,15 @@ def _nvidia(system: Path) -> _Present:
 
 
 def _ask_nvidia(system: Path) -> _Present:
-    """Ask the driver's library; if it is missing, as in a container without its mounts, read the device files."""
+    """Ask the driver's library, which may be missing, as in a container without its mounts."""
     try:
         with nvml.started() as library:
             return _shown_by(library)
     except Exception as error:
-        files = _device_files(system / "dev")
+        has_gpus = any((system / "dev").glob("nvidia[0-9]*")) or (system / "dev/nvhost-gpu").exists()  # Jetson's
         if nvml.code_of(error) in (nvml.NO_DRIVER, nvml.MISMATCH):  # then CUDA does not start, either
-            return _Present([], problem=f"the NVIDIA driver does not answer: {error}" if files else "")
-        return _Present(files)
+            return _Present([], problem=f"the NVIDIA driver does not answer: {error}" if has_gpus else "")
+        return _Present([], lacks_nvml=has_gpus)
 
 
 def _shown_by(library: Any) -> _Present:
@@ -224,23 +230,6 @@ def _shown_by(library: Any) -> _Present:
     return _Present(names, slices, "; ".join(problems))
 
 
-def _device_files(dev: Path) -> list[str]:
-    """The GPUs by their files, without those that this process may not open (control groups deny it those of others)."""
-    numbers = sorted(
-        int(path.name.removeprefix("nvidia")) for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdecimal()
-    )
-    files = [f"nvidia{number}" for number in numbers if _may_open(dev / f"nvidia{number}")]
-    return files or [name for name in ("nvhost-gpu",) if (dev / name).exists()]  # Jetson's only GPU
-
-
-def _may_open(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
-
-
 def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[str]:
     """Apply ``CUDA_VISIBLE_DEVICES``. If a GPU is divided by MIG, CUDA shows a process one instance and nothing else."""
     mask = environment.get("CUDA_VISIBLE_DEVICES")
@@ -250,10 +239,6 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
         return []
     elif mask.startswith("MIG-"):
         return [mask.split(",")[0].strip()]
-    elif mask.startswith("GPU-") and not any(name.startswith("GPU-") for name in present.names):
-        # Known by their files only, so a UUID is taken at its word.
-        named = [entry.strip() for entry in mask.split(",")][: len(present.names)]
-        return named if len(set(named)) == len(named) else []
     else:
         names = chosen(mask, present.names)
     divided = [name for name in names if name in present.slices]
@@ -261,7 +246,7 @@ def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[s
     return instances[:1] or [name for name in names if name and name not in divided]
 
 
-# AMD and Intel
+# AMD and Intel, and NVIDIA without NVML
 
 
 def _counted(device: str, mask: str) -> tuple[list[str], str]:
@@ -295,10 +280,3 @@ def _ask_torch(device: str, mask: str, answer: Connection) -> None:
         answer.send(([str(getattr(one, "uuid", "")) or f"{mask} {index}" for index, one in enumerate(every)], ""))
     except Exception as error:
         answer.send(([], f"{type(error).__name__}: {' '.join(str(error).split())}"))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except (OSError, ValueError):  # (a name that no file can have)
-        return ""

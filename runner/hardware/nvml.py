@@ -55,12 +55,8 @@ def slices_of(library: Any, handle: Any) -> list[str] | None:
     """The UUIDs of a GPU's MIG instances; None if it is not in MIG mode."""
     if not is_in_mig_mode(library, handle):
         return None
-    try:
-        count = library.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except Exception:  # a driver without MIG
-        return None
     found = []
-    for index in range(count):
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(Exception):  # there is no instance of this number
             instance = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             found.append(str(library.nvmlDeviceGetUUID(instance)))

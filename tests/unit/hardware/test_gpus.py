@@ -115,32 +115,9 @@ def test_a_process_has_one_mig_instance(
     assert host.visible(CUDA, {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}).names == shown
 
 
-@pytest.mark.parametrize(
-    ("mask", "shown"),
-    [
-        (None, ["nvidia2", "nvidia3", "nvidia10"]),
-        ("2,0", ["nvidia10", "nvidia2"]),
-        ("GPU-x,GPU-y", ["GPU-x", "GPU-y"]),
-        ("GPU-1,GPU-2,GPU-3,GPU-4", ["GPU-1", "GPU-2", "GPU-3"]),
-        ("MIG-1,MIG-2", ["MIG-1"]),
-        ("", []),
-    ],
-)
-def test_without_the_drivers_library_files_count(
-    mask: str | None, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = ["nvidia10", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"]
-    host = node(tmp_path, nvml_error=NO_LIBRARY, files=files).use(monkeypatch)
-    assert host.visible(CUDA, {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}).names == shown
-
-
-def test_jetsons_gpu_is_known_by_its_file_or_by_a_driver_without_uuids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = node(tmp_path / "older", nvml_error=NO_LIBRARY, files=["nvhost-gpu"]).use(monkeypatch)
-    assert older.visible(CUDA_VISIBLE_DEVICES="0").names == ["nvhost-gpu"]
-    newer = node(tmp_path / "newer", nvidia=[Nvidia("", uuid_error=NOT_SUPPORTED)]).use(monkeypatch)
-    assert (newer.visible().names, newer.visible().problem) == (["nvidia0"], "")
+def test_jetsons_driver_may_know_no_uuids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = node(tmp_path, nvidia=[Nvidia("", uuid_error=NOT_SUPPORTED)]).use(monkeypatch).visible()
+    assert (found.names, found.problem) == (["nvidia0"], "")
 
 
 @pytest.mark.parametrize(
@@ -193,24 +170,28 @@ class Devices:
         return self._properties[index]
 
 
-@pytest.mark.parametrize("build", [ROCM, XPU])
-def test_torch_counts_amds_and_intels_gpus_in_a_child(
-    build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("build", "mask", "files"),
+    [
+        (ROCM, "ROCR_VISIBLE_DEVICES", []),
+        (XPU, "ZE_AFFINITY_MASK", []),
+        (CUDA, "CUDA_VISIBLE_DEVICES", ["nvidia0"]),
+        (CUDA, "CUDA_VISIBLE_DEVICES", ["nvhost-gpu"]),
+    ],
+)
+def test_torch_counts_gpus_in_a_child_where_nvml_does_not(
+    build: TorchBuild, mask: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
+    host = node(tmp_path, nvml_error=NO_LIBRARY, files=files).use(monkeypatch)
     newer = Devices(SimpleNamespace(uuid="12-34"), SimpleNamespace(uuid="56-78"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: asked.append(device) or newer)
-    found = node(tmp_path / "newer").visible(build)
+    found = host.visible(build)
     assert (found.names, found.problem) == (["12-34", "56-78"], "")
     assert asked == []  # not in this process
     monkeypatch.setattr(torch, "get_device_module", lambda device: Devices(SimpleNamespace()))
-    names = [
-        node(tmp_path / mask).visible(build, {MASKS[build]: mask}).names for mask in ("0", "1")
-    ]  # of ranks with a GPU each, by a torch that tells no UUID
-    assert names == [[f"{MASKS[build]}=0 0"], [f"{MASKS[build]}=1 0"]]
-
-
-MASKS = {ROCM: "ROCR_VISIBLE_DEVICES", XPU: "ZE_AFFINITY_MASK"}
+    # Ranks with a GPU each, by a torch that tells no UUID.
+    assert [host.visible(build, {mask: one}).names for one in "01"] == [[f"{mask}=0 0"], [f"{mask}=1 0"]]
 
 
 @pytest.mark.parametrize(
