@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.base.errors import Policy, RefusedError
@@ -37,56 +37,21 @@ class Placement:
         return self.device if self.device_index is None else f"{self.device}:{self.device_index}"
 
 
-def place_host(launcher: Launcher, host: str, sharers: Sequence[Resources], device: str = "auto") -> list[Placement]:
-    """The devices, cores and threads of all ranks of a host, in the order of their local ranks.
-
-    Args:
-        sharers: the resources of those ranks, in the same order.
-        device: one of ``DEVICES``; ``auto`` is a GPU where any rank of the host sees one.
-
-    Raises:
-        UsageError: a GPU is asked for and none is visible.
-        RefusedError: the ranks cannot have a GPU each; or ``auto``, and the scheduler has allotted GPUs of which none can be used.
-    """
-    used = common_device([(host, sharers)], device)
-    gpus = [None] * len(sharers) if used == "cpu" else gpu_indices(launcher, host, sharers)
-    warning = gpu_warning(sharers, used) if device != "cpu" else ""
-    sharing = _sharing(sharers)
-    placements = []
-    for own, gpu in zip(sharers, gpus, strict=True):
-        threads, source = _threads(own, sharing[own.mask], len(sharers))
-        problem, fix = _binding_problem(launcher, own, len(sharers))
-        placements.append(
-            Placement(
-                device=used,
-                device_index=gpu,
-                cores=own.mask.bit_count(),
-                threads=threads,
-                threads_source=source,
-                is_crowded=_cores_per_rank(own, sharing[own.mask], len(sharers)) < 1,
-                problem=problem,
-                fix=fix,
-                gpu_warning=warning,
-            )
-        )
-    return placements
-
-
 def place_all(
     launcher: Launcher,
-    hosts: Iterable[tuple[str, Sequence[int]]],
+    hosts: Sequence[tuple[str, Sequence[int]]],
     kinds: Sequence[Resources],
     device: str,
     policy: Policy,
 ) -> list[list[Placement]]:
     """The placements of all ranks, host by host. All ranks compute all of them, so all decide, or raise, the same.
 
-    The kind of device is one for all hosts, as the backend follows from it. Hosts whose ranks have the same resources are
-    placed once.
+    The kind of device is one for all hosts, because the backend follows from it.
 
     Args:
         hosts: the name of each and, in the order of local ranks, the index of each rank's resources in ``kinds``.
         kinds: the distinct resources.
+        device: one of ``DEVICES``; ``auto`` is a GPU where any rank sees one.
         policy: for a diagnostic tool, ranks that would be refused compute on their CPUs.
 
     Raises:
@@ -94,24 +59,55 @@ def place_all(
         RefusedError: some hosts have GPUs and others none, ranks of a host cannot have a GPU each, or the scheduler has
             allotted GPUs of which none can be used.
     """
-    every = list(hosts)
+
+    def placed(used: str, *, warns: bool) -> list[list[Placement]]:
+        found: dict[tuple[int, ...], list[Placement]] = {}  # hosts whose ranks have the same resources are placed once
+        for name, numbers in hosts:
+            if tuple(numbers) not in found:
+                found[tuple(numbers)] = _place_host(launcher, name, [kinds[n] for n in numbers], used, warns=warns)
+        return [found[tuple(numbers)] for _, numbers in hosts]
+
     try:
-        used = common_device([(name, [kinds[n] for n in dict.fromkeys(numbers)]) for name, numbers in every], device)
-        return _place_all(launcher, every, kinds, device if used == "cpu" else used)
+        used = common_device([(name, [kinds[n] for n in dict.fromkeys(numbers)]) for name, numbers in hosts], device)
+        return placed(used, warns=device != "cpu")
     except RefusedError:
         if policy is Policy.STRICT:
             raise
-        return _place_all(launcher, every, kinds, "cpu")
+        return placed("cpu", warns=False)
 
 
-def _place_all(
-    launcher: Launcher, hosts: Sequence[tuple[str, Sequence[int]]], kinds: Sequence[Resources], device: str
-) -> list[list[Placement]]:
-    placed: dict[tuple[int, ...], list[Placement]] = {}
-    for name, numbers in hosts:
-        if tuple(numbers) not in placed:
-            placed[tuple(numbers)] = place_host(launcher, name, [kinds[number] for number in numbers], device)
-    return [placed[tuple(numbers)] for _, numbers in hosts]
+def _place_host(
+    launcher: Launcher, host: str, sharers: Sequence[Resources], used: str, *, warns: bool
+) -> list[Placement]:
+    """The placements of a host's ranks, in the order of their local ranks.
+
+    Args:
+        sharers: the resources of those ranks, in the same order.
+        used: the kind of device on which all ranks compute.
+        warns: whether GPUs that are not used are told of.
+    """
+    gpus = [None] * len(sharers) if used == "cpu" else gpu_indices(launcher, host, sharers)
+    warning = gpu_warning(sharers, used) if warns else ""
+    sharing = _sharing(sharers)
+    placements = []
+    for own, gpu in zip(sharers, gpus, strict=True):
+        threads, source = _threads(own, sharing[own.mask], len(sharers))
+        problem, fix = _binding_problem(launcher, own, len(sharers))
+        share = own.mask.bit_count() / sharing[own.mask]
+        placements.append(
+            Placement(
+                device=used,
+                device_index=gpu,
+                cores=own.mask.bit_count(),
+                threads=threads,
+                threads_source=source,
+                is_crowded=share < 1 or (own.quota is not None and own.quota < len(sharers)),
+                problem=problem,
+                fix=fix,
+                gpu_warning=warning,
+            )
+        )
+    return placements
 
 
 def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
@@ -131,11 +127,6 @@ def _sharing(sharers: Sequence[Resources]) -> dict[int, int]:
     """Count, per core mask, the ranks that have one of its cores: once per mask, not once per rank."""
     ranks = Counter(sharer.mask for sharer in sharers)
     return {own: sum(count for other, count in ranks.items() if other & own) for own in ranks}
-
-
-def _cores_per_rank(own: Resources, sharing: int, on_host: int) -> float:
-    share = own.mask.bit_count() / sharing
-    return share if own.quota is None else min(share, own.quota / on_host)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -46,7 +46,7 @@ def resources(environment: Mapping[str, str], *, asks_for_gpus: bool = True) -> 
     Args:
         asks_for_gpus: False where none is to be used: then no driver is asked, which may hang.
     """
-    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    affinity = os.sched_getaffinity(0)
     # OpenMP allows a list, one number per nesting level.
     threads = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     # In a Slurm job only the job's share of the host counts.
@@ -66,11 +66,6 @@ def resources(environment: Mapping[str, str], *, asks_for_gpus: bool = True) -> 
         gpus_hidden=gpus.hidden,
         user_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
     )
-
-
-def as_record(own: Resources) -> dict[str, Any]:
-    """The resources as plain data."""
-    return {each.name: getattr(own, each.name) for each in fields(own)}
 
 
 def of_record(record: Mapping[str, Any]) -> Resources:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from runner.backends.registry import installed_packages
 from runner.backends.selection import with_backend
 from runner.base.errors import Policy, UsageError, raised_on_all_ranks
 from runner.guard.report.board import Board
 from runner.hardware.placement import Placement, place_all
-from runner.hardware.resources import as_record, of_record, resources
+from runner.hardware.resources import of_record, resources
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.options.job_settings import JobSettings
@@ -49,7 +50,7 @@ def record_of(
         packages=installed_packages(),
         absent_interfaces=absent_interfaces(context.environment),
         nccl_interface=nccl_interface(context.environment),
-        resources=as_record(resources(context.environment, asks_for_gpus=asks_for_gpus)),
+        resources=asdict(resources(context.environment, asks_for_gpus=asks_for_gpus)),
         guard_port=guard_port,
         importer=os.getppid(),
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.base.errors import Policy, RefusedError, UsageError
 from runner.hardware.gpus import Gpus
-from runner.hardware.placement import Placement, place_all, place_host
+from runner.hardware.placement import Placement, place_all
 from runner.hardware.resources import Resources, cores_text, resources
 from runner.launch.detect import detect
 from runner.launch.launchers import LAUNCHERS
@@ -42,8 +42,14 @@ def seen(
     )
 
 
+def on_a_host(*sharers: Resources, device: str = "auto") -> list[Placement]:
+    """The placements of the ranks of a host that see these resources."""
+    (placed,) = place_all(OPENMPI, [("node1", range(len(sharers)))], sharers, device, Policy.STRICT)
+    return placed
+
+
 def devices(sharers: list[Resources], device: str = "auto") -> list[str]:
-    return [placement.torch_device for placement in place_host(OPENMPI, "node1", sharers, device)]
+    return [placement.torch_device for placement in on_a_host(*sharers, device=device)]
 
 
 def test_all_ranks_see_all_gpus() -> None:
@@ -86,7 +92,7 @@ def test_ranks_get_a_gpu_each_wherever_that_is_possible(sets: list[list[str]]) -
     ],
 )
 def test_more_ranks_than_cores_are_a_crowd(sharers: list[Resources], crowded: bool) -> None:
-    assert {placement.is_crowded for placement in place_host(OPENMPI, "node1", sharers)} == {crowded}
+    assert {placement.is_crowded for placement in on_a_host(*sharers)} == {crowded}
 
 
 def test_more_ranks_than_gpus_is_refused_with_the_flag() -> None:
@@ -221,28 +227,28 @@ def test_no_two_ranks_share_a_gpu(ranks: int, gpus: int) -> None:
 
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_unbound_ranks_share_the_cores_without_oversubscribing(cores: int, ranks: int) -> None:
-    placed = place_host(OPENMPI, "node1", [seen(host_cores=cores)] * ranks)
+    placed = on_a_host(*([seen(host_cores=cores)] * ranks))
     assert all(p.threads == max(1, cores // ranks) for p in placed)
 
 
 def test_bound_ranks_use_the_cores_they_are_bound_to() -> None:
-    placed = place_host(OPENMPI, "node1", [seen(cores=[0, 1]), seen(cores=[2, 3])])
+    placed = on_a_host(seen(cores=[0, 1]), seen(cores=[2, 3]))
     assert [p.threads for p in placed] == [2, 2]
 
 
 def test_a_containers_quota_counts() -> None:
-    placed = place_host(OPENMPI, "node1", [seen(host_cores=64, quota=8.0)] * 4)
+    placed = on_a_host(*([seen(host_cores=64, quota=8.0)] * 4))
     assert [p.threads for p in placed] == [2] * 4
     assert "quota" in placed[0].threads_source
 
 
 def test_the_users_threads_are_kept() -> None:
-    placed = place_host(OPENMPI, "node1", [seen(user_threads=5)])
+    placed = on_a_host(seen(user_threads=5))
     assert (placed[0].threads, placed[0].threads_source) == (5, "OMP_NUM_THREADS")
 
 
 def test_one_core_binding_is_warned_of_with_the_flag() -> None:
-    placed = place_host(OPENMPI, "node1", [seen(cores=[0]), seen(cores=[1])])
+    placed = on_a_host(seen(cores=[0]), seen(cores=[1]))
     assert "bound each rank to 1 of 8 cores" in placed[0].warning
     assert placed[0].warning.endswith("mpirun --bind-to none")
 
@@ -256,8 +262,8 @@ def test_a_job_in_slurm_is_measured_by_its_share_of_the_host() -> None:
 
 
 def test_no_warning_where_there_is_nothing_to_gain() -> None:
-    assert not place_host(OPENMPI, "node1", [seen(cores=[0], host_cores=2), seen(cores=[1], host_cores=2)])[0].warning
-    assert not place_host(OPENMPI, "node1", [seen()] * 2)[0].warning
+    assert not on_a_host(seen(cores=[0], host_cores=2), seen(cores=[1], host_cores=2))[0].warning
+    assert not on_a_host(*([seen()] * 2))[0].warning
 
 
 @pytest.mark.parametrize(
