@@ -31,7 +31,6 @@ from runner.starting.ending import outcome_of, refuse_launch
 from runner.starting.join import job_of, place, record_of
 from runner.torchrun.variables import settings
 
-_INTERRUPTED = 130  # 128 + SIGINT
 _ends: list[_End] = []
 
 
@@ -108,13 +107,8 @@ class _End:
             return
         sys.excepthook = self._before
         atexit.unregister(self._leave)
-        if isinstance(error, RunnerError):
-            outcome = outcome_of(error, self._context, self.job)
-            shutdown(outcome.code, collective=outcome.is_collective and self.job is not None)
-        first = next(iter(str(error).strip().splitlines()), "")
-        print(f"runner: {self._context.label} failed: {kind.__name__}: {first}", file=sys.stderr, flush=True)
-        self._before(kind, error, trace)
-        shutdown(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILURE, collective=False)
+        outcome = outcome_of(error, self._context, self.job)
+        shutdown(outcome.code, collective=outcome.is_collective and self.job is not None)
 
     def _is_own(self) -> bool:
         """False in a forked child, to which process group and MPI do not belong."""
