@@ -173,6 +173,7 @@ def parse(argv: Sequence[str], tools: Mapping[str, str]) -> Request:
         description=_description(tools) if wants(argv, "-h", "--help", ALL) else None,
         epilog=None if shows_all else EPILOG.format(options="\n  ".join(textwrap.wrap(" ".join(names), 74))),
     )
+    parser.is_for_host = True
     add_full_help(parser)
     parser.add_argument("--version", action="version", version=f"runner {runner.__version__}")
     for form, what in FORMS.items():

@@ -6,8 +6,7 @@ import argparse
 import itertools
 import os
 import textwrap
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from runner.base.command_name import AS_MODULE, COMMAND
@@ -32,7 +31,12 @@ class Parser(argparse.ArgumentParser):
 
     Texts say ``python -m runner``; what is printed has the command in its place by which the runner was started.
     Options cannot be abbreviated: a workload's own option must not match the beginning of one of the runner's.
+
+    Attributes:
+        is_for_host: one process parses for all ranks of a host, and sees itself that help is printed once.
     """
+
+    is_for_host = False
 
     def __init__(self, **options: Any) -> None:
         ours: dict[str, Any] = {"formatter_class": _Formatter, "allow_abbrev": False}
@@ -60,24 +64,9 @@ class Parser(argparse.ArgumentParser):
             self.usage = " ".join(["%(prog)s [options]", *map(str, names)])
         return super().format_help().replace(AS_MODULE, COMMAND)
 
-    def print_help(self, file: object = None) -> None:
-        if _kept:
-            _kept[-1].append(self.format_help())
-        elif is_reporting(os.environ):
-            super().print_help()
-
-
-_kept: list[list[str]] = []
-
-
-@contextmanager
-def keeping_help() -> Iterator[list[str]]:
-    """Help is not printed in the block, but added to a list: who reads the command line of several ranks prints it for one."""
-    _kept.append([])
-    try:
-        yield _kept[-1]
-    finally:
-        _kept.pop()
+    def print_help(self, file: Any = None) -> None:
+        if self.is_for_host or is_reporting(os.environ):
+            super().print_help(file)
 
 
 def wants(words: Iterable[str], *options: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import pickle
 import re
@@ -34,7 +35,6 @@ from runner.launch.parts import refuse_other_parts
 from runner.launch.program import put_program_on_path
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target
 from runner.options.command import Request, parse, refuse_idle_options
-from runner.options.parsing import keeping_help
 from runner.options.run_file import leave_run_file
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.records.record import RankRecord
@@ -65,15 +65,12 @@ class Launch:
     def __init__(self, argv: Sequence[str]) -> None:
         """Read the command line; what is wrong with it is told each rank."""
         self._problem: RunnerError | SystemExit | None = None
-        self._help, self._words, self._compares = "", argv, True
+        self._help, self._words, self._compares = io.StringIO(), argv, True
         try:
             replace_characters()
             require("psutil")
-            with keeping_help() as kept:
-                try:
-                    self._request = parse(argv, summaries())
-                finally:
-                    self._help = "".join(kept)
+            with contextlib.redirect_stdout(self._help):
+                self._request = parse(argv, summaries())
             self._why_not_here = why_not_here(self._request.job, os.environ)
             # Why each rank imports torch by itself; "": it does not.
             self._per_rank = self._why_not_here or why_not_for_target(self._request, lambda: self._target)
@@ -97,8 +94,8 @@ class Launch:
             Refused: the launch is wrong.
         """
         with refusing(origin.environment):
-            if self._help and is_reporting(origin.environment):
-                print_text(self._help, origin.descriptors.get(1))
+            if self._problem is not None and is_reporting(origin.environment):
+                print_text(self._help.getvalue(), origin.descriptors.get(1))
             if self._problem is not None:
                 raise self._problem
             context, way = self._place(origin.environment, origin.process)
