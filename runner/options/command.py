@@ -163,15 +163,14 @@ def parse(argv: Sequence[str], tools: Mapping[str, str]) -> Request:
         SystemExit: help or the version was asked for, and printed.
     """
     shows_all = wants(argv, ALL)
-    names = [
-        "--config",
-        *(one.flag for one in settings_in(JobSettings).values() if not (one.about.advanced or one.about.hidden)),
-    ]
+    usual = [one.flag for one in settings_in(JobSettings).values() if not (one.about.advanced or one.about.hidden)]
     parser = Parser(
         prog="python -m runner",
         usage="python -m runner [options] TARGET [arguments]",
         description=_description(tools) if wants(argv, "-h", "--help", ALL) else None,
-        epilog=None if shows_all else EPILOG.format(options="\n  ".join(textwrap.wrap(" ".join(names), 74))),
+        epilog=None
+        if shows_all
+        else EPILOG.format(options="\n  ".join(textwrap.wrap(" ".join(["--config", *usual]), 74))),
     )
     parser.is_for_host = True
     add_full_help(parser)
@@ -210,18 +209,18 @@ def _table(title: str, rows: Mapping[str, str]) -> str:
     return f"{title}:\n" + "".join(f"  {name:{width}}  {what}\n" for name, what in rows.items()) if rows else ""
 
 
-# (option, kind of target on which it has no effect): what the error says.
+# What is said of options that have no effect, by the kind of target.
 _IDLE = {
-    ("backend", "script"): "a script names its backend itself; --backend mpi4py serves one that says gloo or mpi",
-    ("backend", "tool"): "it has options of its own: see its --help",
-    ("hang_timeout", "tool"): "it is for workloads",
-    ("on_preempt", "workload"): "a workload saves by itself",
-    ("on_preempt", "tool"): "it is for scripts",
-    ("time_limit", "tool"): "it is for scripts and workloads",
-    ("time_to_save", "tool"): "it is for scripts and workloads",
+    "tool": {
+        "backend": "it has options of its own: see its --help",
+        "hang_timeout": "it is for workloads",
+        "on_preempt": "it is for scripts",
+        "time_limit": "it is for scripts and workloads",
+        "time_to_save": "it is for scripts and workloads",
+    },
+    "workload": {"on_preempt": "a workload saves by itself"},
+    SCRIPT: {"backend": "a script names its backend itself; --backend mpi4py serves one that says gloo or mpi"},
 }
-_SHOWS_BACKENDS = "explain"
-_SERVES_SCRIPTS = "mpi4py"
 
 
 def refuse_idle_options(request: Request, target: Target) -> None:
@@ -230,18 +229,14 @@ def refuse_idle_options(request: Request, target: Target) -> None:
     Raises:
         UsageError: there is one; the message says what to use instead.
     """
-    name, kind, job = target.name, SCRIPT if target.is_program else target.kind, request.job
-    for (option, of_kind), why in _IDLE.items():
-        if (
-            (option, name) != ("backend", _SHOWS_BACKENDS)
-            and (option, of_kind, job.backend) != ("backend", SCRIPT, _SERVES_SCRIPTS)
-            and of_kind == kind
-            and getattr(job, option) is not None
-            and getattr(job, option) is not False
-        ):
-            raise UsageError(f"--{option.replace('_', '-')} has no effect on {name}: {why}")
-    if job.backend is not None and target.is_program and not target.runs_in_python:
-        raise UsageError(f"--backend has no effect on {name}: --no-python starts a process that knows no such backend")
-    for option, given in (("--time-limit", job.time_limit), ("--time-to-save", job.time_to_save)):
-        if given is not None and job.on_preempt is None and target.is_program:
-            raise UsageError(f"{option} has no effect on {name}: add --on-preempt, by which a script is told to save")
+    job, kind = request.job, SCRIPT if target.is_program else target.kind
+    idle = dict(_IDLE[kind])
+    if request.tool == "explain" or (kind == SCRIPT and job.backend == "mpi4py"):
+        del idle["backend"]
+    if target.is_program and not target.runs_in_python:
+        idle["backend"] = "--no-python starts a process that knows no such backend"
+    if target.is_program and job.on_preempt is None:
+        idle |= dict.fromkeys(("time_limit", "time_to_save"), "add --on-preempt, by which a script is told to save")
+    for option, why in idle.items():
+        if getattr(job, option) is not None:
+            raise UsageError(f"--{option.replace('_', '-')} has no effect on {target.name}: {why}")

@@ -79,9 +79,8 @@ def _run_and_report(target: Target, arguments: Sequence[str], job: Job) -> None:
     try:
         run_program(target, arguments)
     except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            raise
-        tell_if_alone(job, target.name, target.source)
+        if leaving.code in (None, 0):
+            tell_if_alone(job, target.name, target.source)
         raise
     tell_if_alone(job, target.name, target.source)
 
