@@ -29,13 +29,22 @@ from tests.gpu_node import (
     NOT_SUPPORTED,
     ROCM,
     XPU,
+    Node,
     Nvidia,
     node,
 )
 from tests.launching import ROOT
 
+Host = Callable[..., Node]
 DATA = ROOT / "tests" / "data" / "gpus"
 FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A function that makes a host, and has this process ask its driver."""
+    number = itertools.count()
+    return lambda **shown: node(tmp_path / str(next(number)), **shown).use(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +70,9 @@ FOUR = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-c3"]
         ("0,GPU-c3", [0]),
     ],
 )
-def test_a_mask_is_taken_at_its_word(
-    mask: str, shown: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = node(tmp_path, nvidia=[Nvidia(uuid) for uuid in FOUR]).use(monkeypatch)
-    assert host.visible(CUDA_VISIBLE_DEVICES=mask).names == [FOUR[i] for i in shown] == chosen(mask, FOUR)
+def test_a_mask_is_taken_at_its_word(mask: str, shown: list[int], host: Host) -> None:
+    here = host(nvidia=[Nvidia(uuid) for uuid in FOUR])
+    assert here.visible(CUDA_VISIBLE_DEVICES=mask).names == [FOUR[i] for i in shown] == chosen(mask, FOUR)
 
 
 _ENTRIES = st.one_of(
@@ -84,9 +91,9 @@ def test_a_mask_is_read_as_torch_reads_it(mask: str) -> None:
     assert chosen(mask, FOUR) == by_torch
 
 
-def test_the_driver_is_asked_where_there_are_no_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_asked_where_there_are_no_device_files(host: Host) -> None:
     """As on WSL2."""
-    assert node(tmp_path, nvidia=[Nvidia("GPU-1")]).use(monkeypatch).visible().names == ["GPU-1"]
+    assert host(nvidia=[Nvidia("GPU-1")]).visible().names == ["GPU-1"]
 
 
 HALVES = ["MIG-a", "MIG-b"]
@@ -108,15 +115,13 @@ DIVIDED, WHOLE, UNDIVIDED = Nvidia("GPU-d", HALVES), Nvidia("GPU-w"), Nvidia("GP
         ([WHOLE, UNDIVIDED], None, ["GPU-w"]),
     ],
 )
-def test_a_process_has_one_mig_instance(
-    gpus: list[Nvidia], mask: str | None, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = node(tmp_path, nvidia=gpus).use(monkeypatch)
-    assert host.visible(CUDA, {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}).names == shown
+def test_a_process_has_one_mig_instance(gpus: list[Nvidia], mask: str | None, shown: list[str], host: Host) -> None:
+    here = host(nvidia=gpus)
+    assert here.visible(CUDA, {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}).names == shown
 
 
-def test_jetsons_driver_may_know_no_uuids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(tmp_path, nvidia=[Nvidia("", uuid_error=NOT_SUPPORTED)]).use(monkeypatch).visible()
+def test_jetsons_driver_may_know_no_uuids(host: Host) -> None:
+    found = host(nvidia=[Nvidia("", uuid_error=NOT_SUPPORTED)]).visible()
     assert (found.names, found.problem) == (["nvidia0"], "")
 
 
@@ -129,32 +134,29 @@ def test_jetsons_driver_may_know_no_uuids(tmp_path: Path, monkeypatch: pytest.Mo
         (NO_LIBRARY, [], ""),
     ],
 )
-def test_a_driver_that_does_not_answer(
-    error: int, files: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = node(tmp_path, nvml_error=error, files=files).use(monkeypatch).visible()
+def test_a_driver_that_does_not_answer(error: int, files: list[str], problem: str, host: Host) -> None:
+    found = host(nvml_error=error, files=files).visible()
     assert (found.names, found.problem) == ([], problem)
 
 
-def test_a_driver_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr("runner.hardware.gpus._PATIENCE", 0.1)
-    found = node(tmp_path, nvidia=[Nvidia("GPU-1")], nvml_seconds=2).use(monkeypatch).visible()
+    found = host(nvidia=[Nvidia("GPU-1")], nvml_seconds=2).visible()
     assert (found.names, found.problem) == ([], "the NVIDIA driver has not answered within 0.1 s")
 
 
-def test_a_broken_gpu_is_named_and_that_of_another_job_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_gpu_is_named_and_that_of_another_job_is_not(host: Host) -> None:
     gpus = [Nvidia("GPU-0", error=NO_PERMISSION), Nvidia("GPU-1"), Nvidia("GPU-2", error=LOST), Nvidia("GPU-3")]
     lost = "GPU 2 does not answer: GPU is lost"
-    host = node(tmp_path, nvidia=gpus).use(monkeypatch)
-    assert (host.visible().names, host.visible().problem) == (["GPU-1", "GPU-3"], lost)
+    here = host(nvidia=gpus)
+    assert (here.visible().names, here.visible().problem) == (["GPU-1", "GPU-3"], lost)
     # CUDA numbers those that this process may open, and the broken one keeps its number.
-    assert host.visible(CUDA_VISIBLE_DEVICES="0,2").names == ["GPU-1", "GPU-3"]
-    assert host.visible(CUDA_VISIBLE_DEVICES="0,1,2").names == ["GPU-1", "GPU-3"]
-    first = node(tmp_path / "first", nvidia=[Nvidia("GPU-0", error=LOST), Nvidia("GPU-1")]).use(monkeypatch)
-    assert first.visible(CUDA_VISIBLE_DEVICES="GPU-0,GPU-1").names == []
-    host.use(monkeypatch)
-    none = host.visible(CUDA_VISIBLE_DEVICES="1")
+    assert here.visible(CUDA_VISIBLE_DEVICES="0,2").names == ["GPU-1", "GPU-3"]
+    assert here.visible(CUDA_VISIBLE_DEVICES="0,1,2").names == ["GPU-1", "GPU-3"]
+    none = here.visible(CUDA_VISIBLE_DEVICES="1")
     assert (none.names, none.problem) == ([], f"CUDA_VISIBLE_DEVICES=1 chooses none of the GPUs here (2); {lost}")
+    first = host(nvidia=[Nvidia("GPU-0", error=LOST), Nvidia("GPU-1")])
+    assert first.visible(CUDA_VISIBLE_DEVICES="GPU-0,GPU-1").names == []
 
 
 class Devices:
@@ -180,18 +182,18 @@ class Devices:
     ],
 )
 def test_torch_counts_gpus_in_a_child_where_nvml_does_not(
-    build: TorchBuild, mask: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: TorchBuild, mask: str, files: list[str], monkeypatch: pytest.MonkeyPatch, host: Host
 ) -> None:
     asked = []
-    host = node(tmp_path, nvml_error=NO_LIBRARY, files=files).use(monkeypatch)
+    here = host(nvml_error=NO_LIBRARY, files=files)
     newer = Devices(SimpleNamespace(uuid="12-34"), SimpleNamespace(uuid="56-78"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: asked.append(device) or newer)
-    found = host.visible(build)
+    found = here.visible(build)
     assert (found.names, found.problem) == (["12-34", "56-78"], "")
     assert asked == []  # not in this process
     monkeypatch.setattr(torch, "get_device_module", lambda device: Devices(SimpleNamespace()))
     # Ranks with a GPU each, by a torch that tells no UUID.
-    assert [host.visible(build, {mask: one}).names for one in "01"] == [[f"{mask}=0 0"], [f"{mask}=1 0"]]
+    assert [here.visible(build, {mask: one}).names for one in "01"] == [[f"{mask}=0 0"], [f"{mask}=1 0"]]
 
 
 @pytest.mark.parametrize(
@@ -203,31 +205,29 @@ def test_torch_counts_gpus_in_a_child_where_nvml_does_not(
     ],
 )
 def test_a_driver_that_fails_beneath_torch_is_told(
-    call: Callable[[], Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[], Any], problem: str, monkeypatch: pytest.MonkeyPatch, host: Host
 ) -> None:
     monkeypatch.setattr("runner.hardware.gpus._PATIENCE", 0.5 if "0.5" in problem else 60.0)
     monkeypatch.setattr(torch, "get_device_module", lambda device: call())
-    found = node(tmp_path).visible(ROCM)
+    found = host().visible(ROCM)
     assert (found.names, found.problem) == ([], problem)
 
 
 @pytest.mark.parametrize(
-    ("name", "build", "shown", "allotted"),
+    ("name", "shown", "allotted"),
     [
-        ("slurm-step", CUDA, FOUR[:2], "SLURM_STEP_GPUS=0,1"),
-        ("slurm-gpu-per-task", CUDA, FOUR[1:2], "SLURM_STEP_GPUS=1"),
-        ("slurm-batch", CUDA, FOUR[:2], "SLURM_JOB_GPUS=0,1"),
-        ("slurm-step-without", CUDA, FOUR, ""),  # which are all there only where Slurm does not confine its steps
-        ("pbs-uuids", CUDA, [FOUR[2], FOUR[1]], "CUDA_VISIBLE_DEVICES=GPU-b2,GPU-a1"),
+        ("slurm-step", FOUR[:2], "SLURM_STEP_GPUS=0,1"),
+        ("slurm-gpu-per-task", FOUR[1:2], "SLURM_STEP_GPUS=1"),
+        ("slurm-batch", FOUR[:2], "SLURM_JOB_GPUS=0,1"),
+        ("slurm-step-without", FOUR, ""),  # which are all there only where Slurm does not confine its steps
+        ("pbs-uuids", [FOUR[2], FOUR[1]], "CUDA_VISIBLE_DEVICES=GPU-b2,GPU-a1"),
     ],
 )
-def test_what_schedulers_set(
-    name: str, build: TorchBuild, shown: list[str], allotted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_schedulers_set(name: str, shown: list[str], allotted: str, host: Host) -> None:
     lines = (DATA / f"{name}.env").read_text().splitlines()
     environment = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    every = node(tmp_path, nvidia=[Nvidia(uuid) for uuid in FOUR]).use(monkeypatch)
-    found = every.visible(build, environment)
+    every = host(nvidia=[Nvidia(uuid) for uuid in FOUR])
+    found = every.visible(CUDA, environment)
     assert (found.names, found.allotted) == (shown, allotted)
     assert bool(found.problem) == (not shown)
 
@@ -254,19 +254,21 @@ def test_what_schedulers_set(
         ({"CUDA_VISIBLE_DEVICES": "0"}, ""),
     ],
 )
-def test_what_a_scheduler_has_allotted(environment: dict[str, str], allotted: str, tmp_path: Path) -> None:
-    assert node(tmp_path).visible(FOR_CPUS, environment).allotted == allotted
+def test_what_a_scheduler_has_allotted(environment: dict[str, str], allotted: str, host: Host) -> None:
+    assert host().visible(FOR_CPUS, environment).allotted == allotted
 
 
 @pytest.mark.parametrize(
     ("text", "is_allotted"), [("node7-gpu0\n", True), (" \n\n", False), ("", False), (None, False)]
 )
-def test_torques_file_allots_the_gpus_that_it_lists(text: str | None, is_allotted: bool, tmp_path: Path) -> None:
+def test_torques_file_allots_the_gpus_that_it_lists(
+    text: str | None, is_allotted: bool, tmp_path: Path, host: Host
+) -> None:
     file = tmp_path / "12.headgpu"
     if text is not None:
         file.write_text(text)
     environment = {"PBS_JOBID": "12.head", "PBS_GPUFILE": str(file)}
-    assert node(tmp_path).visible(FOR_CPUS, environment).allotted == (f"PBS_GPUFILE={file}" if is_allotted else "")
+    assert host().visible(FOR_CPUS, environment).allotted == (f"PBS_GPUFILE={file}" if is_allotted else "")
 
 
 @pytest.mark.parametrize(
@@ -278,16 +280,14 @@ def test_torques_file_allots_the_gpus_that_it_lists(text: str | None, is_allotte
         (FOR_CPUS, {}, ""),
     ],
 )
-def test_why_none_can_be_used(build: TorchBuild, environment: dict[str, str], problem: str, tmp_path: Path) -> None:
-    assert node(tmp_path, files=["kfd"]).visible(build, environment).problem == problem
+def test_why_none_can_be_used(build: TorchBuild, environment: dict[str, str], problem: str, host: Host) -> None:
+    assert host(files=["kfd"]).visible(build, environment).problem == problem
 
 
-def test_nvidias_gpus_beside_a_torch_for_cpus_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(tmp_path, nvidia=[Nvidia("GPU-1")]).use(monkeypatch).visible(FOR_CPUS)
-    assert (found.names, found.problem) == (
-        [],
-        "torch 2.14.0+cpu is built for CPUs only, and the GPUs here are NVIDIA's",
-    )
+def test_nvidias_gpus_beside_a_torch_for_cpus_are_told_of(host: Host) -> None:
+    found = host(nvidia=[Nvidia("GPU-1")]).visible(FOR_CPUS)
+    told = "torch 2.14.0+cpu is built for CPUs only, and the GPUs here are NVIDIA's"
+    assert (found.names, found.problem) == ([], told)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,8 @@ def test_nvidias_gpus_beside_a_torch_for_cpus_are_told_of(tmp_path: Path, monkey
     ],
 )
 def test_whose_gpus_torch_is_built_for(lines: str, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "version.py").write_text(
-        f"from typing import Optional\n__version__ = '2.14.0+x'\ndebug = False\n{lines}"
-    )
+    text = f"from typing import Optional\n__version__ = '2.14.0+x'\ndebug = False\n{lines}"
+    (tmp_path / "version.py").write_text(text)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr("runner.versions.torch_build.find_spec", lambda name: spec)
     assert torch_build() == TorchBuild("2.14.0+x", maker)

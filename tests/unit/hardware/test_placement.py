@@ -52,21 +52,18 @@ def devices(sharers: list[Resources], device: str = "auto") -> list[str]:
     return [placement.torch_device for placement in on_a_host(*sharers, device=device)]
 
 
-def test_all_ranks_see_all_gpus() -> None:
-    assert devices([seen(["a", "b", "c"])] * 3) == ["cuda:0", "cuda:1", "cuda:2"]
-
-
-def test_each_rank_sees_its_own_gpu() -> None:
-    assert devices([seen(["a"]), seen(["b"])]) == ["cuda:0", "cuda:0"]
-
-
-def test_some_gpus_overlap() -> None:
-    assert devices([seen(["a", "b"]), seen(["b", "a"]), seen(["b", "c"])]) == ["cuda:0", "cuda:0", "cuda:1"]
-
-
-def test_a_rank_leaves_the_only_gpu_that_another_sees_to_it() -> None:
-    assert devices([seen(["a", "b"]), seen(["a"])]) == ["cuda:1", "cuda:0"]
-    assert devices([seen(["a", "b"]), seen(["a", "c"]), seen(["a"])]) == ["cuda:1", "cuda:1", "cuda:0"]
+@pytest.mark.parametrize(
+    ("seen_by_rank", "expected"),
+    [
+        (["abc", "abc", "abc"], [0, 1, 2]),  # all ranks see all
+        (["a", "b"], [0, 0]),  # each its own
+        (["ab", "ba", "bc"], [0, 0, 1]),
+        (["ab", "a"], [1, 0]),  # the first leaves the second the only one that it sees
+        (["ab", "ac", "a"], [1, 1, 0]),
+    ],
+)
+def test_each_rank_gets_a_gpu(seen_by_rank: list[str], expected: list[int]) -> None:
+    assert devices([seen([*gpus]) for gpus in seen_by_rank]) == [f"cuda:{index}" for index in expected]
 
 
 @given(st.lists(st.lists(st.sampled_from("abcde"), min_size=1, unique=True), min_size=1, max_size=4))
@@ -95,37 +92,26 @@ def test_more_ranks_than_cores_are_a_crowd(sharers: list[Resources], crowded: bo
     assert {placement.is_crowded for placement in on_a_host(*sharers)} == {crowded}
 
 
-def test_more_ranks_than_gpus_is_refused_with_the_flag() -> None:
-    with pytest.raises(
-        RefusedError, match=r"3 ranks on host node1 but 2 GPUs.*mpirun --map-by ppr:2:node.*--device cpu"
-    ):
-        devices([seen(["a", "b"])] * 3)
-
-
-def test_two_ranks_shown_the_same_one_gpu_are_refused() -> None:
-    with pytest.raises(RefusedError, match="2 ranks on host node1 but 1 GPU;"):
-        devices([seen(["a"])] * 2)
-
-
-def test_ranks_that_share_gpus_while_others_are_free_are_refused() -> None:
-    with pytest.raises(RefusedError, match=r"the 3 ranks on host node1 cannot have a GPU each: .*--gpu-bind=none"):
-        devices([seen(["a"]), seen(["a"]), seen(["b", "c"])])
-
-
-def test_a_rank_without_a_gpu_beside_ranks_with_one_is_refused() -> None:
-    hidden = seen(gpu_mask="CUDA_VISIBLE_DEVICES=", gpus_hidden=True)
-    with pytest.raises(
-        RefusedError, match=r"local rank 1 on host node1 sees no GPU, and others there do \(CUDA_VISIBLE_DEVICES=\)"
-    ):
-        devices([seen(["a", "b"]), hidden])
-
-
-def test_ranks_with_the_same_mig_instances_are_told_to_have_one_each() -> None:
-    with pytest.raises(
-        RefusedError, match=r"but 1 GPU: CUDA shows a process one MIG instance.*CUDA_VISIBLE_DEVICES=MIG-"
-    ):
-        devices([seen(["MIG-1"])] * 2)
-    assert devices([seen(["MIG-1"]), seen(["MIG-2"])]) == ["cuda:0", "cuda:0"]
+@pytest.mark.parametrize(
+    ("sharers", "told"),
+    [
+        ([seen(["a", "b"])] * 3, r"3 ranks on host node1 but 2 GPUs.*mpirun --map-by ppr:2:node.*--device cpu"),
+        ([seen(["a"])] * 2, "2 ranks on host node1 but 1 GPU;"),
+        (
+            [seen(["a"]), seen(["a"]), seen(["b", "c"])],
+            r"the 3 ranks on host node1 cannot have a GPU each: .*--gpu-bind=none",
+        ),
+        (
+            [seen(["a", "b"]), seen(gpu_mask="CUDA_VISIBLE_DEVICES=", gpus_hidden=True)],
+            r"local rank 1 on host node1 sees no GPU, and others there do \(CUDA_VISIBLE_DEVICES=\)",
+        ),
+        ([seen(["MIG-1"])] * 2, r"but 1 GPU: CUDA shows a process one MIG instance.*CUDA_VISIBLE_DEVICES=MIG-"),
+        ([seen(["a"], gpu_problem="GPU 1 is lost")] * 2, r"2 ranks on host node1 but 1 GPU \(GPU 1 is lost\)"),
+    ],
+)
+def test_ranks_that_cannot_have_a_gpu_each_are_refused(sharers: list[Resources], told: str) -> None:
+    with pytest.raises(RefusedError, match=told):
+        devices(sharers)
 
 
 def test_intels_gpus_have_their_own_device_type() -> None:
@@ -161,8 +147,9 @@ def test_hosts_may_have_different_numbers_of_gpus() -> None:
 
 
 def test_one_host_with_too_many_ranks_puts_all_of_a_diagnosis_on_cpus() -> None:
-    hosts = [("node1", [0, 0]), ("node2", [1])]
-    placed = place_all(OPENMPI, hosts, [seen(["a"]), seen(["b"])], "auto", Policy.DIAGNOSTIC)
+    placed = place_all(
+        OPENMPI, [("node1", [0, 0]), ("node2", [1])], [seen(["a"]), seen(["b"])], "auto", Policy.DIAGNOSTIC
+    )
     assert {p.device for host in placed for p in host} == {"cpu"}
 
 
@@ -202,27 +189,12 @@ def test_a_broken_gpu_is_left_out_and_told_of() -> None:
     broken = seen(["a"], gpu_problem="GPU 1 is lost")
     ((placement,),) = on_hosts(broken)
     assert (placement.torch_device, placement.gpu_warning) == ("cuda:0", "GPU 1 is lost; it is left out")
-    with pytest.raises(RefusedError, match=r"2 ranks on host node1 but 1 GPU \(GPU 1 is lost\)"):
-        devices([broken] * 2)
 
 
-def test_cpu_can_be_chosen_beside_gpus() -> None:
+def test_a_kind_of_device_is_obeyed_or_refused() -> None:
     assert devices([seen(["a"])] * 2, "cpu") == ["cpu", "cpu"]
-
-
-def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^--device cuda: no GPU is visible on host node1; "):
         devices([seen()], "cuda")
-
-
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_no_two_ranks_share_a_gpu(ranks: int, gpus: int) -> None:
-    names = [f"gpu{i}" for i in range(gpus)]
-    if ranks > gpus:
-        with pytest.raises(RefusedError):
-            devices([seen(names)] * ranks)
-    else:
-        assert len(set(devices([seen(names)] * ranks))) == ranks
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -231,20 +203,16 @@ def test_unbound_ranks_share_the_cores_without_oversubscribing(cores: int, ranks
     assert all(p.threads == max(1, cores // ranks) for p in placed)
 
 
-def test_bound_ranks_use_the_cores_they_are_bound_to() -> None:
-    placed = on_a_host(seen(cores=[0, 1]), seen(cores=[2, 3]))
-    assert [p.threads for p in placed] == [2, 2]
-
-
-def test_a_containers_quota_counts() -> None:
-    placed = on_a_host(*([seen(host_cores=64, quota=8.0)] * 4))
-    assert [p.threads for p in placed] == [2] * 4
-    assert "quota" in placed[0].threads_source
-
-
-def test_the_users_threads_are_kept() -> None:
-    placed = on_a_host(seen(user_threads=5))
-    assert (placed[0].threads, placed[0].threads_source) == (5, "OMP_NUM_THREADS")
+@pytest.mark.parametrize(
+    ("sharers", "threads", "source"),
+    [
+        ([seen(cores=[0, 1]), seen(cores=[2, 3])], 2, "2 cores ÷ 1 rank on them"),
+        ([seen(host_cores=64, quota=8.0)] * 4, 2, "a container's quota of 8 cores ÷ 4 ranks"),
+        ([seen(user_threads=5)], 5, "OMP_NUM_THREADS"),
+    ],
+)
+def test_threads_are_those_of_the_cores_of_a_rank(sharers: list[Resources], threads: int, source: str) -> None:
+    assert {(p.threads, p.threads_source) for p in on_a_host(*sharers)} == {(threads, source)}
 
 
 def test_one_core_binding_is_warned_of_with_the_flag() -> None:
@@ -267,26 +235,24 @@ def test_no_warning_where_there_is_nothing_to_gain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "asks"),
+    ("words", "asks"),
     [
-        (["--device", "cpu"], False),
-        ([], True),
-        (["--device", "cpu", "doctor"], True),
-        (["--device", "cpu", "explain"], False),
+        ("--device cpu train.py", False),
+        ("train.py", True),
+        ("--device cpu doctor", True),
+        ("--device cpu explain", False),
     ],
 )
 def test_no_driver_is_asked_for_gpus_that_are_not_to_be_used(
-    options: list[str], asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may hang. The doctor asks it in any case."""
     asked: list[bool] = []
     monkeypatch.setattr("runner.hardware.resources.visible_gpus", lambda *words: asked.append(True) or Gpus(names=[]))
-    (tmp_path / "train.py").touch()
-    request = parse(
-        [*options, *([] if {"doctor", "explain"} & {*options} else [str(tmp_path / "train.py")])], summaries()
-    )
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    request = parse(words.split(), summaries())
     lifeline: Any = SimpleNamespace(port=0)
-    target, record = _described(request, found_target(request), detect({}, None), lifeline)
-    assert target is not None
+    _, record = _described(request, found_target(request), detect({}, None), lifeline)
     assert record.resources["gpus"] == []
     assert bool(asked) == asks
