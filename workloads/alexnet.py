@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.quantities import positive
 from runner.base.settings import option
 from runner.parallel.task import Plan
@@ -25,7 +24,6 @@ from runner.training.settings import Settings
 from workloads.data.images import cifar10
 from workloads.models.convnets import chained
 
-SMALLEST = 63  # pixels; of fewer the last pooling leaves nothing
 PLAN = Plan(shard=("features", "classifier.1", "classifier.4", "classifier.6"), pipeline=("features.*", "classifier.*"))
 
 
@@ -45,7 +43,6 @@ class Options(Settings):
 
 def main(run: Run, options: Options) -> None:
     """Train, evaluate, and print where the files are."""
-    _check(options.image_size, options.dropout)
     models = run.load("torchvision").models
     torch.manual_seed(options.seed)
     enlarged = nn.Upsample(size=(options.image_size, options.image_size), mode="bilinear")
@@ -61,11 +58,3 @@ def main(run: Run, options: Options) -> None:
         plan=PLAN,
     )
     fit(run, task, options)
-
-
-@raised_on_all_ranks()
-def _check(image_size: int, dropout: float) -> None:
-    if image_size < SMALLEST:
-        raise UsageError(f"--image-size {image_size} is too small for AlexNet", fix=f"take {SMALLEST} or more")
-    if not 0 <= dropout < 1:
-        raise UsageError(f"--dropout {dropout} is not the share that is dropped", fix="take 0 or more, and less than 1")

@@ -240,8 +240,14 @@ def _generate(run: Run, task: Task, options: Options, prompt: str) -> None:
     Raises:
         UsageError: the text is empty, or too long for the model's positions; or there is no checkpoint.
     """
-    text = prompt.encode()
-    run.agree(_problem_of(text, options.tokens, _config(run, options)))
+    text, positions = prompt.encode(), _config(run, options).max_position_embeddings
+    if not text:
+        run.agree("--generate has no text to continue; give it some, such as 'def '")
+    if len(text) + options.tokens > positions:
+        run.agree(
+            f"--generate: {len(text)} bytes and --tokens {options.tokens} are more than the model's {positions} positions; "
+            "take fewer"
+        )
     # One token has no parts.
     whole = replace(options, sequence_parallel=False, loss_parallel=False, resume=options.resume or "")
     trainer = trained(run, task, whole)
@@ -263,16 +269,6 @@ def _generate(run: Run, task: Task, options: Options, prompt: str) -> None:
         if run.is_main:
             print(decoder.decode(bytes(token.tolist())), end="", flush=True)
     run.print(decoder.decode(b"", final=True))
-
-
-def _problem_of(text: bytes, new: int, config: LlamaConfig) -> str | None:
-    """Why a text cannot be continued by so many tokens, if it cannot."""
-    if not text:
-        return "--generate has no text to continue; give it some, such as 'def '"
-    positions = config.max_position_embeddings
-    if len(text) + new > positions:
-        return f"--generate: {len(text)} bytes and --tokens {new} are more than the model's {positions} positions; take fewer"
-    return None
 
 
 def _export(options: Options, folder: Path) -> None:

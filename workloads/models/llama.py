@@ -300,24 +300,6 @@ class Llama(nn.Module):
         return self
 
 
-def generate(
-    model: Llama, tokens: Tensor, count: int, *, temperature: float = 0.0, generator: torch.Generator | None = None
-) -> Iterator[Tensor]:
-    """Continue ``tokens`` [batch, length] with ``count`` more, by a key-value cache: [batch] int64 of each.
-
-    Raises:
-        UsageError: the whole is longer than the model's positions.
-    """
-    positions = model.config.max_position_embeddings
-    if tokens.size(1) + count > positions:
-        raise UsageError(
-            f"{tokens.size(1)} tokens and {count} new ones are more than the model's {positions} positions",
-            fix="ask for fewer",
-        )
-    caches = model.new_caches()
-    return continuation(lambda new: model(new, caches), tokens, count, temperature=temperature, generator=generator)
-
-
 def continuation(
     step: Callable[[Tensor], Tensor],
     tokens: Tensor,

@@ -1,9 +1,9 @@
 """Llama's weights in Hugging Face's layout, which ``LlamaForCausalLM`` reads and writes.
 
 FOLDER/config.json
-    model.safetensors                                        tensors by name; or, if they are large,
-    model-00001-of-00002.safetensors …                       some of them each, and
-    model.safetensors.index.json                             which is where
+    model.safetensors                    tensors by name; or, as transformers writes large models,
+    model-00001-of-00002.safetensors …   some of them each, and
+    model.safetensors.index.json         which is where
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from runner.base.errors import UsageError
 from workloads.models.llama import Llama, LlamaConfig, RopeScaling
 
 _CONFIG, _ONE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_FILE_BYTES = 5 * 10**9
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 # What config.json may say beside the dimensions. Another value is another model.
@@ -65,8 +64,8 @@ def read_config(folder: Path) -> LlamaConfig:
     return config
 
 
-def write(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor], *, file_bytes: int = _FILE_BYTES) -> None:
-    """Write whole tensors, by Hugging Face's names, in files of at most ``file_bytes`` (more, if one tensor has more).
+def write(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write whole tensors, by Hugging Face's names, in one file.
 
     Raises:
         UsageError: the folder holds weights already.
@@ -75,27 +74,13 @@ def write(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor], *, f
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.safetensors")) or (folder / _CONFIG).exists():
         raise UsageError(f"{folder} holds a model already", fix="name another folder")
-    files: list[dict[str, Tensor]] = [{}]
-    size = total = 0
-    for name, tensor in tensors.items():
-        if name == _HEAD and config.tie_word_embeddings:
-            continue  # written once, as the table
-        if files[-1] and size + tensor.nbytes > file_bytes:
-            files.append({})
-            size = 0
-        files[-1][name] = tensor
-        size += tensor.nbytes
-        total += tensor.nbytes
-    places: dict[str, str] = {}
-    for number, part in enumerate(files, 1):
-        name = _ONE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
-        separate = {key: tensor.detach().cpu().contiguous() for key, tensor in part.items()}
-        save_file(separate, folder / name, metadata={"format": "pt"})
-        places |= dict.fromkeys(part, name)
-    if len(files) > 1:
-        _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    if config.tie_word_embeddings:
+        whole.pop(_HEAD, None)  # written once, as the table
+    save_file(whole, folder / _ONE, metadata={"format": "pt"})
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    _write_json(folder / _CONFIG, _hugging_face(config, dtype))  # last: without it the folder is no model
+    content = json.dumps(_hugging_face(config, dtype), indent=2) + "\n"
+    (folder / _CONFIG).write_text(content, encoding="utf-8")  # last: without it the folder is no model
 
 
 def read(folder: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -170,10 +155,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _damaged(path.parent, f"{path.name}: {error}") from None
     return content if isinstance(content, dict) else {}
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _refused(folder: Path, reason: str) -> UsageError:

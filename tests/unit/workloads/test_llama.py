@@ -22,8 +22,8 @@ from workloads.models.llama import (
     Llama,
     LlamaConfig,
     choose,
+    continuation,
     flops_per_token,
-    generate,
     parameter_count,
     rotary_table,
 )
@@ -52,6 +52,12 @@ def made(config: LlamaConfig = DEBUG, dtype: torch.dtype = torch.float64) -> Lla
 
 def some_tokens(batch: int = 2, length: int = 12) -> Tensor:
     return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def generate(model: Llama, tokens: Tensor, count: int, **how: Any) -> Iterator[Tensor]:
+    """Continue tokens by a key-value cache."""
+    caches = model.new_caches()
+    return continuation(lambda new: model(new, caches), tokens, count, **how)
 
 
 class PassThrough(nn.Module):
@@ -262,8 +268,3 @@ def test_tokens_are_drawn_by_the_generator() -> None:
 
     assert drawn(0, 1.0) == drawn(0, 1.0) != drawn(1, 1.0)
     assert drawn(0, 1e-6) == [token.tolist() for token in generate(model, some_tokens(), 20)]
-
-
-def test_more_than_the_positions_is_refused() -> None:
-    with pytest.raises(UsageError, match="12 tokens and 501 new ones are more than the model's 512 positions; ask for"):
-        generate(made(), some_tokens(), 501)
