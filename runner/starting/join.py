@@ -78,15 +78,8 @@ def job_of(
     topology: Topology,
     placements: tuple[Placement, ...],
     board: Board,
-    *,
-    replaces_gloo: bool = False,
-    imports_why: str = "",
 ) -> Job:
-    """All that is known once the ranks have met, with the backend that is chosen.
-
-    Args:
-        replaces_gloo, imports_why: see ``Job``.
-    """
+    """All that is known once the ranks have met, with the backend that is chosen."""
     job = Job(
         board=board,
         context=context,
@@ -95,8 +88,6 @@ def job_of(
         rendezvous_why=result.why,
         placements=placements,
         device=asked.device,
-        replaces_gloo=replaces_gloo,
-        imports_why=imports_why,
         collective_timeout=asked.collective_timeout or Job.collective_timeout,
         log_folder=asked.log_dir.resolve() if asked.log_dir else None,
         time_limit=asked.time_limit,

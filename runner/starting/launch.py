@@ -134,7 +134,40 @@ class Launch:
         context = replace(context, environment=MappingProxyType(dict(os.environ)), attempt=lifeline.attempt)
         if warning := idle_tasks(context):
             print(f"runner: {warning}", file=sys.stderr, flush=True)
-        _work(self._request, self._target, context, way, lifeline, self._why_not_here)
+        job: Job | None = None
+        try:
+            _prepare_process()
+            target, job = self._join(context, way, lifeline)
+            _warn(job, target, self._request)
+            if target.kind != "tool":
+                leave_run_file(job, [job.log_folder])
+            dispatch(target, self._request, job)
+            outcome = SUCCESS
+        except BaseException as error:
+            outcome = outcome_of(error, context, job)
+        end_worker(outcome, lifeline, job)
+
+    def _join(self, context: LaunchContext, way: RendezvousMethod, lifeline: Lifeline) -> tuple[Target, Job]:
+        """Meet the other ranks. Returns the target and this rank's view of the job."""
+        request, asked, tool = self._request, self._request.job, tool_of(self._request.tool)
+        policy = Policy.DIAGNOSTIC if tool.examines else Policy.STRICT
+        target, record = described(request, self._target, context, lifeline.port)
+        lifeline.tell(Seeks())
+        result = rendezvous(context, record, way=way, timeout=asked.timeout, policy=policy)
+        topology = compare_ranks(result.records, policy)
+        lifeline.tell(Met(guards_address(context, result)))
+        # A tool that works alone may be started anywhere, also where a job's GPUs are not.
+        placements = place(context, topology, asked.device if tool.needs_rendezvous else "cpu", policy)
+        own = placements[context.rank.value]
+        if own.device_index is not None:
+            lifeline.tell(Computes(record.resources["gpus"][own.device_index]))
+        if context.size.value > 1:
+            answer_when_asked(lifeline, own.torch_device)
+        assert target is not None  # otherwise compare_ranks() has refused the records
+        job = job_of(asked, context, result, topology, placements, lifeline.board)
+        replaces_gloo = target.runs_in_python and asked.backend is not None
+        job = replace(job, replaces_gloo=replaces_gloo, imports_why=self._why_not_here)
+        return target, with_spare_cores(job) if target.kind == WORKLOAD or tool.shows_training else job
 
     @cached_property
     def _target(self) -> Target | UsageError:
@@ -148,57 +181,6 @@ class Launch:
         return context, choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
 
 
-def _work(
-    request: Request,
-    found: Target | UsageError,
-    context: LaunchContext,
-    way: RendezvousMethod,
-    lifeline: Lifeline,
-    imports_why: str,
-) -> NoReturn:
-    job: Job | None = None
-    try:
-        _prepare_process()
-        policy = Policy.DIAGNOSTIC if tool_of(request.tool).examines else Policy.STRICT
-        target, record = _described(request, found, context, lifeline)
-        lifeline.tell(Seeks())
-        result = rendezvous(context, record, way=way, timeout=request.job.timeout, policy=policy)
-        topology = compare_ranks(result.records, policy)
-        lifeline.tell(Met(guards_address(context, result)))
-        # A tool that works alone may be started anywhere, also where a job's GPUs are not.
-        placements = place(
-            context, topology, request.job.device if tool_of(request.tool).needs_rendezvous else "cpu", policy
-        )
-        if (gpu := placements[context.rank.value].device_index) is not None:
-            lifeline.tell(Computes(record.resources["gpus"][gpu]))
-        if context.size.value > 1:
-            answer_when_asked(lifeline, placements[context.rank.value].torch_device)
-        assert target is not None  # otherwise compare_ranks() has refused the records
-        is_replaced = target.runs_in_python and request.job.backend is not None
-        job = job_of(
-            request.job,
-            context,
-            result,
-            topology,
-            placements,
-            lifeline.board,
-            replaces_gloo=is_replaced,
-            imports_why=imports_why,
-        )
-        if target.kind == WORKLOAD or tool_of(request.tool).shows_training:
-            job = with_spare_cores(job)
-        _warn_of_host(job, target)
-        if request.job.hang_timeout and target.is_program:
-            _warn_of_hangs(job)
-        if target.kind != "tool":
-            leave_run_file(job, [job.log_folder])
-        dispatch(target, request, job)
-        outcome = SUCCESS
-    except BaseException as error:
-        outcome = outcome_of(error, context, job)
-    end_worker(outcome, lifeline, job)
-
-
 def _prepare_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Block buffering, the default for a launcher's pipe, holds lines back until the end. Without buffering (as
@@ -208,8 +190,8 @@ def _prepare_process() -> None:
     allow_open_files()
 
 
-def _described(
-    request: Request, found: Target | UsageError, context: LaunchContext, lifeline: Lifeline
+def described(
+    request: Request, found: Target | UsageError, context: LaunchContext, guard_port: int
 ) -> tuple[Target | None, RankRecord]:
     """Return the target (None if it is not found), and this rank's record, which holds the problem if there is one."""
     target, problem = (found, None) if isinstance(found, Target) else (None, found)
@@ -226,7 +208,7 @@ def _described(
         problem=problem,
         asks_for_gpus=request.job.device != "cpu" or tool_of(request.tool).examines,
         options=request.job.equal_on_all_ranks(),
-        guard_port=lifeline.port,
+        guard_port=guard_port,
     )
     return target, record
 
@@ -241,20 +223,18 @@ def _check(request: Request, target: Target) -> None:
         require(*OF_WORKLOADS)
 
 
-def _warn_of_hangs(job: Job) -> None:
-    """If torch is too old for a script's hang to be noticed wherever it waits, rank 0 says so."""
-    feature = FEATURES["recorder"]
-    lack = feature.shortfall(job.topology.records[0].torch)
-    if lack and job.size > 1 and job.rank == 0:
-        print(f"runner: {feature.name}: it {lack}", file=sys.stderr)
-
-
-def _warn_of_host(job: Job, target: Target) -> None:
+def _warn(job: Job, target: Target, request: Request) -> None:
+    """Print what will not work for a program or a workload on this host; and once what will not on any."""
+    if target.kind == "tool" or job.local_rank != 0:
+        return
     warnings = [job.placement.warning, job.placement.gpu_warning]
     if job.size > 1 and target.is_program and (absent := job.topology.records[job.rank].absent_interfaces):
         warnings.append(f"GLOO_SOCKET_IFNAME names {', '.join(absent)}, which is not here, so gloo will fail")
     if target.is_program and (problem := no_room_for_sockets()):
         warnings.append(f"{problem}; {SHORTER}")
-    if job.local_rank == 0 and target.kind != "tool":
-        for warning in filter(None, warnings):
-            print(f"runner: {job.context.host}: {warning}", file=sys.stderr)
+    for warning in filter(None, warnings):
+        print(f"runner: {job.context.host}: {warning}", file=sys.stderr)
+    feature = FEATURES["recorder"]
+    is_asked = request.job.hang_timeout and target.is_program and job.size > 1 and job.rank == 0
+    if is_asked and (lack := feature.shortfall(job.topology.records[0].torch)):
+        print(f"runner: {feature.name}: it {lack}", file=sys.stderr)

@@ -102,10 +102,6 @@ def test_a_scaler_goes_on_as_well(ranks: int, job: str, turns: Turns, tmp_path: 
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
 
 
-def test_images_that_are_too_small_for_alexnet(turns: Turns, tmp_path: Path) -> None:
-    refused(turns(2, "workloads.alexnet", "--image-size", "32", cwd=tmp_path), "--image-size 32 is too small")
-
-
 @pytest.fixture(scope="module")
 def expected(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of data parallelism on MNIST."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from runner.hardware.resources import Resources, cores_text, resources
 from runner.launch.detect import detect
 from runner.launch.launchers import LAUNCHERS
 from runner.options.command import parse
-from runner.starting.launch import _described
+from runner.starting.launch import described
 from runner.starting.sharing import found_target
 from runner.tools.registry import summaries
 
@@ -252,7 +251,6 @@ def test_no_driver_is_asked_for_gpus_that_are_not_to_be_used(
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     request = parse(words.split(), summaries())
-    lifeline: Any = SimpleNamespace(port=0)
-    _, record = _described(request, found_target(request), detect({}, None), lifeline)
+    _, record = described(request, found_target(request), detect({}, None), 0)
     assert record.resources["gpus"] == []
     assert bool(asked) == asks
