@@ -31,7 +31,7 @@ from runner.starting.ending import outcome_of, refuse_launch
 from runner.starting.join import job_of, place, record_of
 from runner.torchrun.variables import settings
 
-_ends: list[_End] = []
+_ends: list[_End] = []  # of this process, once it is attached
 
 
 def attach(asked: JobSettings) -> Job:
@@ -71,7 +71,7 @@ def attach(asked: JobSettings) -> Job:
 def report_errors() -> None:
     """Report errors also after torch's process group is made, which has a hook of its own. Only in a process that is attached."""
     for end in _ends:
-        end.report_errors()
+        sys.excepthook = end.fail
 
 
 def _digest() -> str:
@@ -81,47 +81,37 @@ def _digest() -> str:
 
 
 class _End:
-    """The end of the process, by its last line, by ``sys.exit()`` or by an exception."""
+    """The end of the process: by its last line, by ``sys.exit()`` or by an exception."""
 
     def __init__(self, context: LaunchContext) -> None:
-        self._context, self._process = context, os.getpid()
         self.job: Job | None = None
+        self._context, self._process = context, os.getpid()
         self._code: Any = None  # of sys.exit()
-        self._before, self._exit = sys.excepthook, sys.exit
-        sys.exit = self._note_exit
+        self._hook, self._exit = sys.excepthook, sys.exit
+        sys.exit, sys.excepthook = self._note_exit, self.fail
         atexit.register(self._leave)
-        self.report_errors()
 
-    def report_errors(self) -> None:
-        """Report exceptions that nobody catches, in the place of the hook that is there: torch's would lose what is printed."""
-        sys.excepthook = self._fail
+    def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Report an exception that nobody has caught, in the place of torch's hook, which would lose what is printed."""
+        if os.getpid() != self._process:  # a forked child, to which process group and MPI do not belong
+            self._hook(kind, error, trace)
+            return
+        sys.excepthook = self._hook
+        atexit.unregister(self._leave)
+        outcome = outcome_of(error, self._context, self.job)
+        shutdown(outcome.code, collective=outcome.is_collective and self.job is not None)
 
     def _note_exit(self, code: Any = None) -> NoReturn:
         self._code = code
         self._exit(code)
 
-    def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An exception that nobody has caught."""
-        if not self._is_own():
-            self._before(kind, error, trace)
-            return
-        sys.excepthook = self._before
-        atexit.unregister(self._leave)
-        outcome = outcome_of(error, self._context, self.job)
-        shutdown(outcome.code, collective=outcome.is_collective and self.job is not None)
-
-    def _is_own(self) -> bool:
-        """False in a forked child, to which process group and MPI do not belong."""
-        return os.getpid() == self._process
-
     def _leave(self) -> None:
         """The interpreter ends. With an error's code it leaves at once: MPI_Finalize() would wait for the others."""
-        if not self._is_own():
+        if os.getpid() != self._process:
             return
         if self._code not in (None, EXIT_OK):
-            code = self._code if isinstance(self._code, int) else EXIT_FAILURE
             atexit.unregister(self._leave)
-            shutdown(code, collective=False)
+            shutdown(self._code if isinstance(self._code, int) else EXIT_FAILURE, collective=False)
         stop_process_group()
         delete_globals()  # a DDP model still has the group, whose threads may abort the interpreter's teardown
         finalize_mpi()
