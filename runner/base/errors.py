@@ -67,22 +67,16 @@ class RefusedError(UsageError):
 
 
 @contextmanager
-def raised_on_all_ranks() -> Iterator[None]:
-    """A phase in which all ranks do the same with the same data: if one raises an error, all raise it."""
+def raised_on_all_ranks(is_so: bool = True) -> Iterator[None]:
+    """A phase in which all ranks do the same with the same data: if one raises an error, all raise it.
+
+    Args:
+        is_so: False if not all ranks do the same: then each rank that raises an error reports it.
+    """
     try:
         yield
     except RunnerError as error:
-        error.on_all_ranks = True
-        raise
-
-
-@contextmanager
-def raised_by_some_ranks() -> Iterator[None]:
-    """A phase in which not all ranks do the same: whoever raises an error tells it, also one that else all would raise."""
-    try:
-        yield
-    except RunnerError as error:
-        error.on_all_ranks = False
+        error.on_all_ranks = is_so
         raise
 
 

@@ -92,19 +92,15 @@ def gpu_warning(sharers: Sequence[Resources], used: str) -> str:
         used: the kind of device on which all ranks compute.
     """
     for own in sharers:
-        problem = own.gpu_problem
-        if used != "cpu":
-            text = problem
-        elif own.gpus_hidden:
-            text = own.gpus_allotted and f"{own.gpus_allotted} allots GPUs, and {own.gpu_mask} hides them"
-        elif own.gpu_mask and own.gpu_mask not in problem:
-            text = f"{own.gpu_mask} chooses GPUs, and none can be used: {problem or 'no driver shows one'}"
-        else:
-            text = problem
-        if text and used != "cpu":
-            return f"{text}; it is left out"
+        text, then = own.gpu_problem, "it is left out"
+        if used == "cpu":
+            then = "the ranks compute on CPUs (say --device cpu if that is meant)"
+            if own.gpus_hidden:
+                text = own.gpus_allotted and f"{own.gpus_allotted} allots GPUs, and {own.gpu_mask} hides them"
+            elif own.gpu_mask and own.gpu_mask not in text:
+                text = f"{own.gpu_mask} chooses GPUs, and none can be used: {text or 'no driver shows one'}"
         if text:
-            return f"{text}; the ranks compute on CPUs (say --device cpu if that is meant)"
+            return f"{text}; {then}"
     return ""
 
 

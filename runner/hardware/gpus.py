@@ -171,17 +171,12 @@ def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]
     wanted: list[str | int] = [match[0] if by_name else int(match[1]) for match in matches if match]
     found: list[str] = []
     for entry in wanted:
-        fitting = _fitting(entry, present)
+        fitting = [name for i, name in enumerate(present) if (name.startswith(str(entry)) if by_name else i == entry)]
         if len(fitting) != 1:
             break
         found += fitting
     given_twice = len({*wanted}) < len(wanted) or len({*found}) < len(found)
     return [] if given_twice else found
-
-
-def _fitting(entry: str | int, present: Sequence[str]) -> list[str]:
-    """The GPUs whose names begin so, or the one of this number."""
-    return [name for name in present if name.startswith(entry)] if isinstance(entry, str) else list(present[entry:][:1])
 
 
 # NVIDIA
@@ -233,14 +228,9 @@ def _shown_by(library: Any) -> _Present:
 def _visible_nvidia(present: _Present, environment: Mapping[str, str]) -> list[str]:
     """Apply ``CUDA_VISIBLE_DEVICES``. If a GPU is divided by MIG, CUDA shows a process one instance and nothing else."""
     mask = environment.get("CUDA_VISIBLE_DEVICES")
-    if mask is None:
-        names = present.names
-    elif not any(present.names):
-        return []
-    elif mask.startswith("MIG-"):
-        return [mask.split(",")[0].strip()]
-    else:
-        names = chosen(mask, present.names)
+    if mask is not None and mask.startswith("MIG-"):
+        return [mask.split(",")[0].strip()] if any(present.names) else []
+    names = present.names if mask is None else chosen(mask, present.names)
     divided = [name for name in names if name in present.slices]
     instances = [instance for name in divided for instance in present.slices[name]]
     return instances[:1] or [name for name in names if name and name not in divided]

@@ -81,13 +81,9 @@ class GpuMeter:
         found: dict[str, Any] = {}
         # There is no library, no driver, or it does not tell this of a MIG part.
         with contextlib.suppress(Exception):
-            handle = self._found()
-            found["gpu_memory"] = self._library.nvmlDeviceGetMemoryInfo(handle).used
-            found["gpu"] = self._library.nvmlDeviceGetUtilizationRates(handle).gpu
+            if self._handle is None:
+                self._library.nvmlInit()
+                self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
+            found["gpu_memory"] = self._library.nvmlDeviceGetMemoryInfo(self._handle).used
+            found["gpu"] = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu
         return found
-
-    def _found(self) -> Any:
-        if self._handle is None:
-            self._library.nvmlInit()
-            self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
-        return self._handle

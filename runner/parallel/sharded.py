@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from runner.backends.gpu import is_gpu
-from runner.base.errors import raised_by_some_ranks
+from runner.base.errors import raised_on_all_ranks
 from runner.parallel import Setting, precision
 from runner.parallel.call_order import CallOrder
 from runner.parallel.layers import prepare
@@ -178,7 +178,7 @@ def parallelize(
 
 def _raised_by_stage(setting: Setting) -> AbstractContextManager[None]:
     """The context in which a stage of a pipeline is made ready: the ranks that have it report what is wrong with it."""
-    return raised_by_some_ranks() if degree(setting.mesh, "pipeline") > 1 else nullcontext()
+    return raised_on_all_ranks(False) if degree(setting.mesh, "pipeline") > 1 else nullcontext()
 
 
 def on_meta(task: Task, setting: Setting) -> nn.Module:
