@@ -157,16 +157,16 @@ def _of_another_make(torch: TorchBuild, maker: _Maker | None, system: Path, *, i
     return ""
 
 
-def chosen(mask: str, present: Sequence[str], prefix: str = "GPU-") -> list[str]:
+def chosen(mask: str, present: Sequence[str]) -> list[str]:
     """The GPUs that a mask shows, in its order.
 
-    It is a list of indices or, if the first entry begins with ``prefix``, of beginnings of names that fit one GPU each. It ends
-    before the first entry that fits none; an entry given twice hides all, even behind that one (as torch/cuda/__init__.py reads
-    it; the CUDA programming guide, "CUDA environment variables").
+    It is a list of indices or, if the first entry begins with GPU-, of beginnings of names that fit one GPU each. It ends before the
+    first entry that fits none; an entry given twice hides all, even behind that one (as torch/cuda/__init__.py reads it; the CUDA
+    programming guide, "CUDA environment variables").
     """
     entries = [entry.strip() for entry in mask.split(",")]
-    by_name = entries[0].startswith(prefix)
-    form = re.escape(prefix) + ".*" if by_name else r"\+?(\d+)"  # as C's strtoul: what follows the digits is ignored
+    by_name = entries[0].startswith("GPU-")
+    form = "GPU-.*" if by_name else r"\+?(\d+)"  # as C's strtoul: what follows the digits is ignored
     matches = itertools.takewhile(bool, (re.match(form, entry) for entry in entries))
     wanted: list[str | int] = [match[0] if by_name else int(match[1]) for match in matches if match]
     found: list[str] = []

@@ -9,7 +9,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -98,7 +98,10 @@ class Launch:
                 print_text(self._help.getvalue(), origin.descriptors.get(1))
             if self._problem is not None:
                 raise self._problem
-            context, way = self._place(origin.environment, origin.process)
+            asked, tool = self._request.job, tool_of(self._request.tool)
+            launcher = asked.launcher if tool.needs_rendezvous else SINGLE.name
+            context = replace(detect(origin.environment, launcher), process=origin.process)
+            way = choose_way(context, asked.rendezvous, restarts=asked.restart_in_place > 0)
             refuse_mislaunch(context)
             if self._compares and context.size.value > 1:
                 self._compares = False  # the last part that starts sees the others
@@ -173,12 +176,6 @@ class Launch:
     def _target(self) -> Target | UsageError:
         """The target, or the reason why it cannot be run. The agent reads it for all ranks that share an import."""
         return found_target(self._request)
-
-    def _place(self, environment: Mapping[str, str], process: int) -> tuple[LaunchContext, RendezvousMethod]:
-        request = self._request
-        launcher = request.job.launcher if tool_of(request.tool).needs_rendezvous else SINGLE.name
-        context = replace(detect(environment, launcher), process=process)
-        return context, choose_way(context, request.job.rendezvous, restarts=request.job.restart_in_place > 0)
 
 
 def _prepare_process() -> None:
