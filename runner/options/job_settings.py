@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import SIGUSR1, Signals
 
@@ -42,131 +43,100 @@ def _launcher_names() -> list[str]:
 
 _EQUAL = ("device", "backend", "restart_in_place", "hang_timeout", "collective_timeout", "time_limit", "time_to_save")
 
+_usual = partial(option, group="runner")
+_advanced = partial(option, group="runner", advanced=True)  # only the full help shows it
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """How a job runs."""
 
-    device: str = option(
+    device: str = _usual(
         "auto",
         "device of all ranks: auto takes GPUs if there are any, else the CPU; cuda also means AMD's GPUs",
         choices=DEVICES,
-        group="runner",
     )
-    backend: str | None = option(
+    backend: str | None = _usual(
         None,
         "backend of a workload's process group: gloo, nccl, mpi4py (over the MPI that started the job), or mpi, if torch was built with it "
         "(default: auto, which is nccl on GPUs, xccl on Intel's; on CPUs mpi4py if it can be used, else gloo). For a script mpi4py "
         "only, which then serves one that says gloo or mpi, or names no backend",
         choices=lambda: ["auto", *process_groups()],
-        group="runner",
     )
-    launcher: str | None = option(
-        None,
-        "read rank and size from this launcher's variables, whatever others are set",
-        choices=_launcher_names,
-        group="runner",
-        advanced=True,
+    launcher: str | None = _advanced(
+        None, "read rank and size from this launcher's variables, whatever others are set", choices=_launcher_names
     )
-    rendezvous: str = option(
+    rendezvous: str = _advanced(
         "auto",
         "how the ranks meet: env (MASTER_ADDR and MASTER_PORT), mpi, file (one host), hosts (a known list); auto takes the first that "
         "is possible",
         choices=WAYS,
-        group="runner",
-        advanced=True,
     )
-    timeout: float = option(
-        300.0,
-        "end the job if not all ranks have met within this time",
-        parse=seconds,
-        metavar="SECONDS",
-        group="runner",
-        advanced=True,
+    timeout: float = _advanced(
+        300.0, "end the job if not all ranks have met within this time", parse=seconds, metavar="SECONDS"
     )
-    log_dir: Path | None = option(
+    log_dir: Path | None = _usual(
         None,
         "write each rank's state (every two seconds) and output to this folder; view it live with `python -m runner top DIR`",
         metavar="DIR",
-        group="runner",
     )
-    prefix_output: bool = option(
-        False, "begin each line with the rank that printed it: [3]", group="runner", advanced=True
-    )
-    restart_in_place: int = option(
+    prefix_output: bool = _advanced(False, "begin each line with the rank that printed it: [3]")
+    restart_in_place: int = _usual(
         0,
         "start all ranks again after a failure, up to N times, without the launcher and without MPI",
         parse=not_negative,
         shows=None,
-        group="runner",
     )
-    share_import: str = option(
+    share_import: str = _advanced(
         "auto",
         "import torch once per host and fork the ranks of that process: auto where a host has two or more ranks and nothing speaks "
         "against it; `explain` shows what is done, and why",
         choices=("auto", "on", "off"),
-        group="runner",
-        advanced=True,
     )
-    preload: tuple[str, ...] = option(
-        (),
-        "import this module once per host, too, such as transformers; repeatable",
-        metavar="MODULE",
-        group="runner",
-        advanced=True,
+    preload: tuple[str, ...] = _advanced(
+        (), "import this module once per host, too, such as transformers; repeatable", metavar="MODULE"
     )
-    hang_timeout: float | None = option(
+    hang_timeout: float | None = _advanced(
         None,
         f"report a hang, and where each rank is, after this long without a training step (default: {HANG_TIMEOUT:.0f}), or, for a "
         "script, in one call of torch.distributed (default: no limit)",
         parse=seconds,
         metavar="SECONDS",
-        group="runner",
-        advanced=True,
     )
-    collective_timeout: float | None = option(
+    collective_timeout: float | None = _advanced(
         None,
         "end a collective that takes longer (default: 1800; in a script what its init_process_group says, or torch's own default)",
         parse=seconds,
         metavar="SECONDS",
-        group="runner",
-        advanced=True,
     )
-    time_limit: float | None = option(
+    time_limit: float | None = _usual(
         None,
         "save and end, with exit code 75, before the job has run for this long: minutes, H:M:S or D-H:M:S (default: as Slurm or TORQUE "
         "says); SIGTERM and SIGUSR1 do the same at once. A script needs --on-preempt",
         parse=time_limit,
         text=clock_text,
         metavar="TIME",
-        group="runner",
     )
-    time_to_save: float | None = option(
+    time_to_save: float | None = _advanced(
         None,
         "reserve this long before the time limit for a checkpoint (default: a minute, or a tenth of the time if that is less; a workload takes longer if "
         "its steps and checkpoints do); for a script also after SIGTERM (default: 30)",
         parse=seconds,
         metavar="SECONDS",
-        group="runner",
-        advanced=True,
     )
-    on_preempt: Signals | Path | None = option(
+    on_preempt: Signals | Path | None = _advanced(
         None,
         "how to tell a script to save, at SIGTERM, at SIGUSR1 and before the time limit: send it SIGUSR1, or create FILE",
         parse=_notice,
         text=_text_of_notice,
         metavar="usr1|touch=FILE",
-        group="runner",
-        advanced=True,
     )
     # Set by `scale`.
-    measure: Path | None = option(
-        None, "time the steps that DIR/request.json says, and end", metavar="DIR", group="runner", hidden=True
+    measure: Path | None = _usual(
+        None, "time the steps that DIR/request.json says, and end", metavar="DIR", hidden=True
     )
     # Set by `supervise`: Open MPI's mpirun passes no environment variables on to other hosts, so this is an option.
-    began: float | None = option(
-        None, "the job's start in seconds since 1970", parse=float, group="runner", hidden=True
-    )
+    began: float | None = _usual(None, "the job's start in seconds since 1970", parse=float, hidden=True)
 
     def equal_on_all_ranks(self) -> list[str]:
         """Return the given options that must be equal on all ranks, as texts."""
