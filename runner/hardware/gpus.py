@@ -22,8 +22,6 @@ from runner.versions.torch_build import TorchBuild
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_SYSTEM = Path("/")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
@@ -89,7 +87,7 @@ _MASKING_JOBS = ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 _NONE = ("", "-1", "0x0", "NoDevFiles", "(null)", "none", "void")
 
 
-def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path = _SYSTEM) -> Gpus:
+def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path = Path("/")) -> Gpus:
     """The GPUs that this process may use by this torch.
 
     Args:
@@ -103,8 +101,7 @@ def visible_gpus(environment: Mapping[str, str], torch: TorchBuild, system: Path
     hiding = [name for name in masks if name in own and name not in naming]
     mask = " ".join(f"{name}={environment[name]}" for name in hiding or naming)
     allotted = _allotted(environment, "" if hiding else mask)
-    names: list[str] = []
-    problem = ""
+    names, problem = list[str](), ""
     present = _nvidia(system) if maker is MAKERS["nvidia"] else None
     if present is not None and not present.lacks_nvml:
         names, problem = _visible_nvidia(present, environment), present.problem
