@@ -179,8 +179,8 @@ def _report_failure(error: BaseException, context: LaunchContext, job: Job | Non
 
 def _is_first(text: str, job: Job) -> bool:
     """Whether this rank is the first of its host to fail by this traceback: it takes a name that the kernel frees at its end."""
-    _taken.append(socket.socket(socket.AF_UNIX))
     try:
+        _taken.append(socket.socket(socket.AF_UNIX))
         _taken[-1].bind(f"\0runner-failed-{derived(job.endpoint.key, text).hex()[:16]}")
     except OSError as error:
         return error.errno != errno.EADDRINUSE
