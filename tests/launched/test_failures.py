@@ -48,7 +48,7 @@ def test_ranks_that_fail_alike_print_one_traceback(tmp_path: Path) -> None:
     done = runner(3, str(tmp_path / "raises.py"))
     assert done.returncode == 1
     told = {re.sub(r".* failed: ", "", line) for line in own_lines(done) if " failed: " in line}
-    assert told == {"ValueError: bad data", "ValueError: of rank 1"}
+    assert told == {"ValueError: bad data (ranks 0, 2 alike)", "ValueError: of rank 1"}
     assert done.stderr.count("Traceback") == 2
 
 
