@@ -6,7 +6,6 @@ import time
 
 from runner.guard.decision import SILENTLY, Awaited, Decision, Facts, WorkerEnd, decide
 from runner.guard.link.messages import Done, Returned
-from runner.guard.settings import Words
 from runner.guard.watch import Watch
 
 _ROUND = 1.0  # seconds between two looks at what is waited for
@@ -16,8 +15,8 @@ _CAUSE = 0.5  # seconds in which another rank may say why this one has ended: it
 class Ending:
     """Waits for, and collects, the facts about one worker's end."""
 
-    def __init__(self, watch: Watch, words: Words, end: WorkerEnd) -> None:
-        self._watch, self._words, self._end, self._attempt = watch, words, end, watch.attempt
+    def __init__(self, watch: Watch, end: WorkerEnd) -> None:
+        self._watch, self._words, self._end, self._attempt = watch, watch.words, end, watch.attempt
         self._has_spoken = False
         self._until: dict[Awaited, float] = {}  # when the waits for them are over
         self._waited_out: set[Awaited] = set()
@@ -59,7 +58,7 @@ class Ending:
                 is_ended_by_launcher=signals.is_ended_by_launcher,
                 is_told_by_another=attempt.others.have_left_before(self._words.rank),
                 is_reached=peers.are_reached,
-                present=frozenset(peers.others_present),
+                present=frozenset(peers.present - {self._words.rank}),
                 unfinished=frozenset(restarts.unfinished(peers.known(attempt.worker.rendezvous_at))),
             )
         )
@@ -94,7 +93,7 @@ class Ending:
             watch.take_events()
         else:
             watch.events.wait(left)
-            worker.group.end_if_empty(worker.process)
+            worker.look_at_group()
             watch.take_events()
             watch.say_for_another()
             watch.look_for_a_hang()

@@ -1,4 +1,7 @@
-"""A rank of this host: its proxy, and the thread in which its workers are watched, one after the other."""
+"""A rank of this host: its proxy, and the thread in which its workers are watched, one after the other.
+
+What the end of a worker means is decided in decision.py, and carried out here.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,26 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import IO, Any
 
-from runner.base.errors import EXIT_FAILURE
-from runner.guard.guard import Guard
+from runner.base.errors import EXIT_FAILURE, EXIT_OK
+from runner.guard.decision import Decision
+from runner.guard.ending import Ending
 from runner.guard.link.link import Link
-from runner.guard.link.messages import Gone
-from runner.guard.process.child import Child, new_child
+from runner.guard.link.messages import Failed, Gone
 from runner.guard.process.events import Events
-from runner.guard.process.origin import Origin
 from runner.guard.process.wire import send
+from runner.guard.process.worker import Worker
+from runner.guard.process.workers import Workers
 from runner.guard.report.console import print_text
 from runner.guard.report.failure import of_lost_agent
 from runner.guard.report.output import RankOutput
-from runner.guard.settings import Refused, Watched, Words
-from runner.guard.watch import OnHost
+from runner.guard.settings import Origin, Refused, Watched, Words
+from runner.guard.watch import Watch
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.transport.endpoint import port_of
+
+_ROUND = 1.0  # seconds between two looks at the worker
+_WRITING = 2.0  # seconds for what is still to be written, at the end
 
 
 class Rank:
@@ -41,26 +47,21 @@ class Rank:
         prepare: Callable[[Origin], tuple[Words, Watched]],
         *,
         link: Link,
-        fork: Callable[[Rank, Child, dict[str, Any], list[int]], None],
-        importer: Callable[[], tuple[int, IO[Any]]],
+        workers: Workers,
         leave: Callable[[Rank], None],
-        workers: Callable[[], set[int]],
     ) -> None:
         """Begin to watch.
 
         Args:
             prepare: what is printed and watched; raises Refused where the process cannot become a rank.
             link: of this host.
-            fork: has a worker forked, which a dictionary describes, and gives it these descriptors.
-            importer: the process of which workers are forked, and the file for its stack.
+            workers: of all ranks of this host.
             leave: called when the rank has ended.
-            workers: the processes of all ranks' workers.
         """
         self.origin, self.connection, self.events = origin, connection, Events()
         self.code = EXIT_FAILURE
-        self._prepare, self._link = prepare, link
-        self._fork, self._importer, self._leave, self._workers = fork, importer, leave, workers
-        self._child: Child | None = None
+        self._prepare, self._link, self._workers, self._leave = prepare, link, workers, leave
+        self._worker: Worker | None = None
         self._words: Words | None = None
         self._printing, self._has_ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._work, name=f"rank of process {origin.process}", daemon=True)
@@ -79,7 +80,7 @@ class Rank:
 
     def _work(self) -> None:
         try:
-            self.code = self._watch()
+            self.code = self._run()
         except Refused as refused:
             self.code = self._refuse(refused)
         except BaseException as error:  # with the rank's output, as this process has none
@@ -95,15 +96,13 @@ class Rank:
             self._leave(self)
 
     def _end_after_defect(self) -> None:
-        """End what is there without the guard, and tell the other ranks."""
-        child = self._child
-        if child is not None:
-            child.cancel()  # if it is not forked yet
-        if child is not None and child.process and child.status is None:
+        """End what is there without a decision, and tell the other ranks."""
+        worker = self._worker
+        if worker is not None:
+            worker.cancel()  # if it is not forked yet
+        if worker is not None and worker.process and worker.status is None:
             with contextlib.suppress(OSError):
-                os.killpg(child.process, signal.SIGKILL) if child.group.is_own else os.kill(
-                    child.process, signal.SIGKILL
-                )
+                (os.killpg if worker.leads else os.kill)(worker.process, signal.SIGKILL)
         if self._words is not None:
             self._link.leave(self._words.rank, Gone("a defect of the runner's has ended it"))
 
@@ -115,7 +114,8 @@ class Rank:
         end_other_ranks(self.origin.hydra, refused.code)
         return refused.code
 
-    def _watch(self) -> int:
+    def _run(self) -> int:
+        """Watch one worker after the other. Returns the exit code."""
         origin = self.origin
         words, watched = self._prepare(origin)
         self._words, self._watched = words, watched
@@ -123,72 +123,142 @@ class Rank:
         if watched.is_hub:
             self._link.listen()
         self._began = time.monotonic() - watched.passed
-        output = RankOutput(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
-        host = OnHost(origin, self.events, self._link, self._importer, self._workers)
-        guard = Guard(host, words, watched, output)
+        self._output = RankOutput(watched.log_folder, words.rank, origin.descriptors, with_rank=watched.prefixes_output)
+        self._watch = Watch(origin, self.events, self._link, words, watched, self._output)
         while True:
-            decision = guard.watch(self._new_worker(output, guard.restarts.attempt))
-            if self.events.has_lost_proxy:
-                guard.end_without_proxy()
+            decision = self._watch_worker(self._new_worker())
+            starts_again = not self.events.has_lost_proxy and self._tell_failure(decision)
+            self._end_worker()
+            if self.events.has_lost_proxy:  # nobody takes an exit code
+                self._end()
                 return EXIT_FAILURE
-            if not guard.starts_again(decision):
-                break
-        guard.leave(decision)
-        return decision.code
+            if not starts_again:
+                self._leave_job(decision)
+                return decision.code
+            self._start_again()
 
-    def _new_worker(self, output: RankOutput, attempt: int) -> Child:
+    def _new_worker(self) -> Worker:
         """Have the next worker forked."""
-        origin, watched, self._attempt = self.origin, self._watched, attempt
+        origin, watched = self.origin, self._watched
         # Launchers signal a rank's whole process group, and the worker should get each signal once, from here: so it has a
         # group of its own. Not on a terminal, whose input goes to the foreground group only.
-        leads = not origin.is_on_terminal
-        self._child = child = new_child(
-            leads=leads, wake=lambda: self.events.put(0), importer=self._importer, ignored=origin.ignored
+        self._worker = worker = Worker(
+            rendezvous_timeout=watched.rendezvous_timeout,
+            leads=not origin.is_on_terminal,
+            ignored=origin.ignored,
+            importer=self._workers.shown_importer,
+            wake=lambda: self.events.put(0),
         )
-        streams = {**origin.descriptors, **output.ends}
+        streams = {**origin.descriptors, **self._output.ends}
         described = {
-            "environment": {_bytes(name): _bytes(value) for name, value in origin.environment.items()},
+            "environment": {os.fsencode(name): os.fsencode(value) for name, value in origin.environment.items()},
             "umask": origin.umask,
             "affinity": list(origin.affinity),
             "ignored": list(origin.ignored),
             "numbers": list(streams),
-            "leads": leads,
+            "leads": worker.leads,
             "group": origin.group,
             "origin": origin.process,
             "port": port_of(self._link.listener) if watched.is_hub and self._link.listener else 0,
-            "attempt": attempt,
+            "attempt": self._watch.restarts.attempt,
             "found": watched.found,
             "began": self._began,
         }
-        self._fork(
-            self, child, described, [*streams.values(), *child.given, child.stacks.fileno(), child.answers.fileno()]
-        )
-        return child
+        descriptors = [*streams.values(), *worker.given, worker.stacks.fileno(), worker.answers.fileno()]
+        self._workers.fork(worker, described, descriptors)
+        return worker
 
-    def tell_proxy(self, child: Child) -> None:
+    def _watch_worker(self, worker: Worker) -> Decision:
+        """Watch a worker until it has ended. Returns what that means."""
+        watch = self._watch
+        attempt = watch.begin(worker)
+        while True:
+            status = worker.status
+            if worker.has_begun():
+                self._tell_proxy(worker)
+                watch.write_states()
+            if status is not None:
+                break
+            watch.look()
+            if worker.is_late():
+                if worker.verdict is None and worker.rendezvous_at:
+                    watch.console.say("has not ended in time")
+                elif worker.verdict is None:
+                    attempt.meeting.say_that_it_is_late()
+                if not worker.send_next_signal():
+                    return self._conclude(None)
+            self.events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
+        watch.receive_from_worker()  # its last words
+        if worker.problem and worker.verdict is None:
+            watch.console.say(worker.problem)
+            worker.verdict = EXIT_FAILURE
+        attempt.hang.has_ended = True
+        attempt.busy.note(watch.words.rank, is_busy=False)
+        worker.look_at_group()
+        return self._conclude(status)
+
+    def _conclude(self, status: int | None) -> Decision:
+        """Conclude what the worker's end means. ``status``: as waitpid() returns it; None: not even SIGKILL has ended the worker."""
+        return Ending(self._watch, self._watch.attempt.end(status, self._watch.signals.passed_on)).conclude()
+
+    def _tell_proxy(self, worker: Worker) -> None:
         """Tell the proxy which process its worker is: the proxy ends the worker if the agent is killed."""
+        words = self._watch.words
         told = {
-            "process": child.process,
-            "leads": child.group.is_own,
-            "label": self._words.label if self._words else "",
-            "failure": of_lost_agent(self._words, self._watched, self._attempt) if self._words else None,
+            "process": worker.process,
+            "leads": worker.leads,
+            "label": words.label,
+            "failure": of_lost_agent(words, self._watched, self._watch.restarts.attempt),
         }
         with contextlib.suppress(OSError):
             send(self.connection, told)
+
+    def _tell_failure(self, decision: Decision) -> bool:
+        """Tell the other guards if the worker has failed. Returns whether all ranks are started again."""
+        watch, attempt = self._watch, self._watch.attempt
+        if decision.is_first_failure:
+            more = {"traceback": attempt.worker.traceback}
+            watch.note(watch.failure(watch.words.rank, decision.code, decision.cause, **more))
+        if decision.tells_failure:
+            first = watch.report.first
+            watch.peers.tell(Failed(attempt=attempt.number, again=decision.starts_again, failure=first))
+        return decision.starts_again
+
+    def _end_worker(self) -> None:
+        """End what the worker has left."""
+        worker = self._watch.attempt.worker
+        worker.end_group(self._workers.processes() - {worker.process})
+        worker.close()
+
+    def _start_again(self) -> None:
+        watch = self._watch
+        watch.report.write(is_mended=True)
+        watch.restarts.next()
+        watch.console.say_once(f"all ranks start again ({watch.restarts.attempt} of {watch.restarts.most})")
+        self._output.start_again()
+
+    def _leave_job(self, decision: Decision) -> None:
+        """Tell how this rank has ended; within a few seconds."""
+        watch = self._watch
+        if decision.ends_launch:  # Hydra has them wait for a rank that has not called MPI_Init()
+            end_other_ranks(self.origin.hydra, decision.code)
+        if watch.state:
+            watch.state.end(decision.code, watch.console.said, decision.ended_by)
+        if decision.code != EXIT_OK:
+            watch.report.write()
+        self._end()
+
+    def _end(self) -> None:
+        """Leave the link, and write what is left."""
+        self._watch.peers.leave()
+        self._output.close()
+        if self._watch.files:
+            self._watch.files.close(_WRITING)
 
 
 def _described(error: BaseException) -> str:
     """A line for what a user can mend; else a defect of the runner's."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return (
-            f"runner: too many files are open for one more rank on this host; raise the limit of {_limit()} (ulimit -n)"
-        )
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"runner: too many files are open for one more rank on this host; raise the limit of {limit} (ulimit -n)"
     return traceback.format_exc().rstrip()
-
-
-def _limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _bytes(text: str) -> bytes:
-    return os.fsencode(text)

@@ -56,7 +56,7 @@ class Signals:
 
     def take(self, worker: Worker, number: int, sender: int, code: int) -> None:
         """A signal to this process. ``code``: si_code, above 0 if the kernel has sent it."""
-        if code > 0 and not worker.group.is_own and worker.process:
+        if code > 0 and not worker.leads and worker.process:
             return  # the terminal has sent it to the whole group, and so to the worker
         is_new = number not in self.passed_on
         self.passed_on.add(number)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from typing import IO, Any, NamedTuple
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK
 from runner.guard.attempt import WorkerAttempt
 from runner.guard.link.link import Address, Link
 from runner.guard.link.messages import Apart, Busy, Done, Ends, Failed, Gone, HostName, Hung, Message, Patient, Returned
 from runner.guard.link.peers import Peers, Restarts
-from runner.guard.process.child import Child
 from runner.guard.process.events import Events
 from runner.guard.process.lifeline import Computes, Fails, Leaves, Met, Seeks
-from runner.guard.process.origin import Origin
+from runner.guard.process.worker import Worker
 from runner.guard.report.console import Console
 from runner.guard.report.failure import Failure, Report
 from runner.guard.report.files import Files
 from runner.guard.report.output import RankOutput
 from runner.guard.report.state import StateFile
-from runner.guard.settings import Watched, Words
+from runner.guard.settings import Origin, Watched, Words
 from runner.guard.signals import Signals
 from runner.hardware.nvml import GpuMeter
 
@@ -31,48 +28,40 @@ _AFTER_ANOTHER = 1.0
 _STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 
 
-class OnHost(NamedTuple):
-    """The parts of the host's agent that a rank's guard uses.
-
-    Attributes:
-        importer: the process of which workers are forked (0: there is none), and the file for its stack.
-        workers: the processes of all ranks' workers.
-    """
-
-    origin: Origin
-    events: Events
-    link: Link
-    importer: Callable[[], tuple[int, IO[Any]]]
-    workers: Callable[[], set[int]]
-
-
 class Watch:
     """Over one worker after the other. What is known of the one that runs is its ``attempt``."""
 
     attempt: WorkerAttempt
 
-    def __init__(self, host: OnHost, words: Words, watched: Watched, output: RankOutput) -> None:
-        self._words, self._watched, self.events = words, watched, host.events
-        self.console = Console(words, watched.launcher(), output, host.origin)
+    def __init__(
+        self, origin: Origin, events: Events, link: Link, words: Words, watched: Watched, output: RankOutput
+    ) -> None:
+        self.words, self._watched, self.events = words, watched, events
+        self.console = Console(words, watched.launcher(), output, origin)
         complain = self.console.complain if watched.is_first_on_host else None
         self.files = Files(complain) if watched.log_folder else None
         output.pass_on(self.files)
         self.report = Report(words, watched, self.files)
-        self.signals = Signals(self.console, words, watched, self._say_before_a_signal, ignored=host.origin.ignored)
+        self.signals = Signals(self.console, words, watched, self._say_before_a_signal, ignored=origin.ignored)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
-        self.peers = Peers(words.rank, host.link, self.events, self.restarts)
+        self.peers = Peers(words.rank, link, self.events, self.restarts)
         self.state = StateFile(watched) if self.files else None
 
-    def begin(self, child: Child) -> WorkerAttempt:
+    def begin(self, worker: Worker) -> WorkerAttempt:
         """Turn to a new worker."""
         hosts, number = self.report.hosts, self.restarts.attempt
         self.attempt = WorkerAttempt(
-            child, number, self._words, self._watched, console=self.console, peers=self.peers, hosts=hosts
+            worker, number, self.words, self._watched, console=self.console, peers=self.peers, hosts=hosts
         )
         self.report.start_again()
         self.console.said = ""
         self.receive_from_others()  # what they have said of this attempt before
         return self.attempt
+
+    def write_states(self) -> None:
+        """The worker is forked: its state is written from now on."""
+        if self.state:
+            self.state.begin(self.attempt.worker.board, self.attempt.worker.process)
 
     def look(self) -> None:
         """See how the worker does."""
@@ -86,7 +75,7 @@ class Watch:
         reason = attempt.lost()
         if not self.peers.is_hub:
             self.peers.tell(reason)
-        attempt.busy.note(self._words.rank, is_busy=attempt.patience.is_busy and not attempt.hang.is_own)
+        attempt.busy.note(self.words.rank, is_busy=attempt.patience.is_busy and not attempt.hang.is_own)
         attempt.busy.forget_silent()
         self.look_for_a_hang()
         attempt.meeting.look()
@@ -103,7 +92,7 @@ class Watch:
                 self.peers.tell(Hung(failure))
             self._end_hung()
             step = self.attempt.worker.board.read().step
-            self.console.say(text, fix=hang.fix(self._words.how_to_resume if step else ""), is_named=False)
+            self.console.say(text, fix=hang.fix(self.words.how_to_resume if step else ""), is_named=False)
             self.note(failure)
 
     def receive_from_worker(self) -> None:
@@ -135,15 +124,11 @@ class Watch:
     def take_events(self) -> None:
         """Take the signals that have come, the launcher's end, and the other guards' messages."""
         worker, known = self.attempt.worker, self.signals.first_end
-        if worker.has_begun() and self.state:
-            self.state.begin(worker.board, worker.process)
         for event in self.events.signals():
             self.signals.take(worker, *event)
         if self.state and self.signals.first_end and not known:
             self.state.note(*self.signals.first_end)
-        if (
-            self.events.has_lost_proxy and not self.attempt.is_without_proxy
-        ):  # it was killed, and nobody takes the exit code
+        if self.events.has_lost_proxy and not self.attempt.is_without_proxy:  # nobody takes the exit code
             self.attempt.is_without_proxy = True
             # At once: the launcher ends the other ranks, too, and they are to know why.
             self.peers.tell(Gone("the process that its launcher had started was killed"))
@@ -189,7 +174,7 @@ class Watch:
         """Tell how the worker ends where its launcher ends the job: it may kill this guard next."""
         if not self.signals.is_ended_by_launcher:
             return
-        if message.why and self._words.is_reporting:
+        if message.why and self.words.is_reporting:
             self.console.repeat(message.why)
         if self.state:
             self.state.end(message.code, message.why, message.signal)
@@ -253,8 +238,8 @@ class Watch:
             if gone and self.state:
                 self.state.lost(rank)
             # Rank 0 reports what concerns all, and another one where it cannot.
-            is_next = self._words.rank == 1 or self._watched.is_first_on_host
-            if gone and (self._words.is_reporting if rank else is_next):
+            is_next = self.words.rank == 1 or self._watched.is_first_on_host
+            if gone and (self.words.is_reporting if rank else is_next):
                 host = self.report.hosts.get(rank)
                 named = f"rank {rank} on host {host}" if host else f"rank {rank}"
                 self.console.say(f"{named} is gone: {gone}; so this rank ends too", last=True)

@@ -22,9 +22,8 @@ from runner.base.errors import Policy, RunnerError, UsageError
 from runner.base.streams import replace_characters
 from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.guard.process.lifeline import Computes, Lifeline, Met, Seeks
-from runner.guard.process.origin import Origin
 from runner.guard.report.console import print_text
-from runner.guard.settings import Watched, Words
+from runner.guard.settings import Origin, Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting

@@ -22,11 +22,11 @@ hide_own_modules()
 theirs = sys.modules["runner"] = types.ModuleType("runner")
 seen = set()
 sys.addaudithook(lambda event, _: seen.add(sys.modules["runner"] is theirs) if event == "exec" else None)
-module = own_module("runner.guard.process.group")
+module = own_module("runner.guard.process.forks")
 print(module.__name__, own_module(module.__name__) is module, seen, "runner.guard" in sys.modules)
 """
 
 
 def test_the_runner_imports_its_modules_while_a_program_imports_its_own() -> None:
     done = ok(run(sys.executable, "-c", BESIDE))
-    assert done.stdout == "runner.guard.process.group True {True} False\n"
+    assert done.stdout == "runner.guard.process.forks True {True} False\n"

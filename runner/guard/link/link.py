@@ -30,7 +30,7 @@ from runner.guard.link.messages import (
     packed,
     unpacked,
 )
-from runner.guard.process.libraries import in_library
+from runner.guard.process.forks import in_library
 from runner.guard.report.board import MOST_ENDED
 from runner.rendezvous.transport.client import Client, UnreachableError, connect
 from runner.rendezvous.transport.endpoint import listen

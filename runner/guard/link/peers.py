@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from runner.guard.link.link import Address, Link
-from runner.guard.link.messages import Failed, Gone, HostName, Left, Message, attempt_of
+from runner.guard.link.messages import Ends, Failed, HostName, Left, Message, Returned, attempt_of
 from runner.guard.process.events import Events
+from runner.guard.report.console import Console
+from runner.guard.settings import Words
 
+_JUST = 5.0  # seconds in which a launcher ends a job for a rank that has left
 _JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
 
 
@@ -67,11 +70,6 @@ class Peers:
         """Return, on rank 0, the ranks whose guards have been silent for a while."""
         return self._link.silent() if self._has_joined else set()
 
-    @property
-    def others_present(self) -> set[int]:
-        """Return the ranks whose guards are present, without this one."""
-        return self.present - {self._rank}
-
     def known(self, met_at: float | None) -> set[int] | None:
         """Return, on rank 0, the ranks whose guards are on the link, once all have had the time to join; None means all.
 
@@ -111,10 +109,10 @@ class Peers:
                 taken.append((rank, message))
         return taken
 
-    def leave(self, why: str = "") -> None:
-        """Leave the link, after all that was told is sent; within a second or two. ``why``: this rank is gone."""
+    def leave(self) -> None:
+        """Leave the link, after all that was told is sent; within a second or two."""
         if self._has_joined:
-            self._link.leave(self._rank, Gone(why) if why else Left())
+            self._link.leave(self._rank, Left())
 
     def _deliver(self, told: Sequence[tuple[int, Message]]) -> None:
         """Called in the thread of the link, or of a rank of this host."""
@@ -129,6 +127,52 @@ class Peers:
             while True:
                 found.append(self._inbox.get_nowait())
         return found
+
+
+class Others:
+    """Reports of other ranks' guards about the ends of their workers, in one attempt. Rank 0's guard prints them if nobody else does."""
+
+    def __init__(self, words: Words, hosts: Mapping[int, str | None], console: Console) -> None:
+        """``hosts``: of the ranks, as far as they are known."""
+        self._words, self._hosts, self._console = words, hosts, console
+        self.ends_with: int | None = None  # the code with which all ranks end, as one of them has said
+        self._why = ""  # why they end
+        self._left: dict[int, tuple[float, str]] = {}  # ranks that have left without a word: when, and how
+
+    def end(self, rank: int, message: Ends) -> None:
+        """All ranks end, as this one has said."""
+        self.ends_with, self._why = message.code, f"{self._named(rank)}: {message.why}"
+
+    def has_returned(self, rank: int, message: Returned) -> None:
+        """A rank has ended with code 0."""
+        if message.how:
+            self._left[rank] = time.monotonic(), message.how
+
+    def have_left_before(self, rank: int) -> bool:
+        """Whether a rank below this one has left without a word, and is to say so."""
+        return any(other < rank for other in self._left)
+
+    def say_why(self) -> None:
+        """Print what another rank takes for every rank's error, and so only rank 0 would print. Call where its own worker has not had it."""
+        if self._why and self._words.is_reporting:
+            self._console.say(self._why, is_named=False, last=True)
+            self._why = ""
+
+    def say_who_left(self, present: Collection[int]) -> None:
+        """Print which rank has just left without a word, for which MPI's launchers end a job.
+
+        Args:
+            present: ranks whose guards are still there, and say so themselves.
+        """
+        for rank, (at, how) in self._left.items():
+            is_reporting = self._words.rank == (1 if rank == 0 else 0)
+            if is_reporting and rank not in present and time.monotonic() - at < _JUST:
+                self._console.say(f"{self._named(rank)}: ended with code 0, {how}", is_named=False, last=True)
+                self._left.clear()
+                return
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} of {self._words.size} on host {self._hosts.get(rank) or 'unknown'}"
 
 
 def _is_final(message: Message) -> bool:

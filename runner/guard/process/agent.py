@@ -18,28 +18,28 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from typing import IO, Any, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
-from runner.base.errors import EXIT_FAILURE
-from runner.guard.hang.stacks import new_file
+from runner.base.environment import replace_variables
+from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.link.link import Link
-from runner.guard.process.events import name_of
-from runner.guard.process.group import adopt_orphans, name_process
-from runner.guard.process.importer import Importer, Work, fork_importer, open_files
-from runner.guard.process.next_launch import may_start_again, wait_for_launch
-from runner.guard.process.origin import Origin, origin_of
+from runner.guard.process.forks import adopt_orphans
+from runner.guard.process.importer import Work, open_files
 from runner.guard.process.proxy import ENDS, EVENT, TELLS
 from runner.guard.process.wire import accept_own, receive, send
 from runner.guard.process.workers import Workers
 from runner.guard.rank import Rank
-from runner.guard.settings import Watched, Words
+from runner.guard.settings import Origin, Watched, Words, origin_of
 from runner.rendezvous.transport.endpoint import allow_open_files
 
 _HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
 _ROUND = 1.0  # seconds between two looks for orphans
 _STACK = 1 << 19  # bytes of a thread's stack
+_KEEP_SECONDS = 4.0  # after a failed attempt of `supervise`, in which its next one has to come
+_FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
 _FILES = 24  # descriptors that a rank takes here, at most
 
 
@@ -60,9 +60,6 @@ class Setup(Work, Protocol):
         Raises:
             Refused: the process cannot become a rank.
         """
-
-    def import_per_rank(self, why: str) -> None:
-        """The next importer imports nothing ahead."""
 
 
 def serve(listener: socket.socket | None, first: socket.socket, kept: bytes, make: Callable[[], Setup]) -> NoReturn:
@@ -128,18 +125,15 @@ class Agent:
         self._codes = set[int]()  # of ranks that have ended
         self._proxies: dict[int, _Proxy] = {}  # by the descriptor of the connection
         self._ranks: set[Rank] = set()  # those that have not ended
-        self._importer: Importer | None = None
-        self._stacks = new_file()  # of the importer
-        self._adopts = False  # an importer was killed, so that this process has its children
         # Half of them: rank 0's agent has one for each host, too.
         self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // _FILES)
         self._link = Link()
-        self._name = name_process("runner-agent")  # of the process that the launcher has started
         self._woken, self._wake = os.pipe()
-        self._workers = Workers(lambda: os.write(self._wake, b"f"))
+        self._workers = Workers(make, wake=lambda: os.write(self._wake, b"f"), say=self.print)
         self._left: queue.SimpleQueue[Rank] = queue.SimpleQueue()  # ranks that have ended
         threading.stack_size(_STACK)
         self._setup = make()
+        self._workers.serve(self._setup, self._inherited)
         # Only its ranks, of which each has descriptors of its own, hold the launcher's pipes.
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
@@ -149,7 +143,7 @@ class Agent:
             listener.setblocking(False)
         self._welcome(first)
         if not self._setup.is_refused:
-            self._renew_importer()
+            self._workers.start_importer()
 
     def run(self) -> None:
         """Until no proxy is left."""
@@ -157,21 +151,19 @@ class Agent:
             poll = select.poll()
             sources = [self._woken, *self._proxies]
             sources += [self._listener.fileno()] if self._listener else []
-            sources += [self._importer.connection.fileno()] if self._importer else []
+            told = self._workers.importer.connection.fileno() if self._workers.importer else None
+            sources += [] if told is None else [told]
             for source in sources:
                 poll.register(source, select.POLLIN)
-            ready = {number for number, _ in poll.poll(1000 * _ROUND if self._adopts else None)}
+            ready = {number for number, _ in poll.poll(1000 * _ROUND if self._workers.has_lost_importer else None)}
             self._reap()
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            if self._importer and self._importer.connection.fileno() in ready:
-                self._hear_importer(self._importer)
+            if told in ready:
+                self._workers.hear()
             for number in ready & self._proxies.keys():
                 self._hear(number, self._proxies[number])
-            if self._workers.are_asked and self._importer is None:  # the last one was killed
-                self._renew_importer()
-            if self._importer is not None and self._importer.is_ready:
-                self._workers.ask(self._importer)
+            self._workers.ask()
             while not self._left.empty():
                 rank = self._left.get()
                 self._ranks.remove(rank)
@@ -182,24 +174,25 @@ class Agent:
     @property
     def is_worth_keeping(self) -> bool:
         """Whether `supervise` may start the job again, which can take over what was imported."""
-        has_imported = self._setup.shares and self._importer is not None and self._importer.is_ready
-        return has_imported and may_start_again(self._codes)
+        importer = self._workers.importer
+        has_imported = self._setup.shares and importer is not None and importer.is_ready
+        return has_imported and bool(self._codes - _FINAL)
 
     def await_launch(self, name: bytes) -> bool:
         """Wait for the next launch by this name, and become its agent. Returns whether it has come."""
-        assert self._importer is not None  # else it is not worth keeping
         if self._listener is not None:
             self._listener.close()
         inherited, self._inherited = self._inherited - {0, 1, 2}, self._inherited & {0, 1, 2}
-        launch = wait_for_launch(name, self._importer, inherited, self._hear_importer)
+        launch = _wait_for_launch(name, self._workers, inherited)
         if launch is None:
             return False
         self._proxies[launch.connection.fileno()] = _Proxy(launch.connection)
         self._listener = launch.listener
         self._link, self._codes, self._setup = Link(), set(), self._make()
-        if not self._setup.shares and self._importer is not None:  # the program has changed
-            os.kill(self._importer.process, signal.SIGKILL)
-            self._lose_importer(self._importer)  # the first worker has another made
+        self._workers.serve(self._setup, self._inherited)
+        if not self._setup.shares and (importer := self._workers.importer):  # the program has changed
+            os.kill(importer.process, signal.SIGKILL)
+            self._workers.lose_importer()  # the first worker has another made
         return True
 
     def print(self, text: str) -> None:
@@ -254,14 +247,7 @@ class Agent:
         try:
             origin = origin_of(*handed)
             proxy.rank = Rank(
-                origin,
-                proxy.connection,
-                self._setup.rank,
-                link=self._link,
-                fork=self._workers.fork,
-                importer=self._shown_importer,
-                leave=self._leave,
-                workers=self._workers.processes,
+                origin, proxy.connection, self._setup.rank, link=self._link, workers=self._workers, leave=self._leave
             )
         except (OSError, RuntimeError, ValueError) as error:  # no room for its files, or for one more thread
             for descriptor in handed[1]:
@@ -277,63 +263,66 @@ class Agent:
         self._left.put(rank)
         os.write(self._wake, b"l")
 
-    def _shown_importer(self) -> tuple[int, IO[Any]]:
-        importer = self._importer
-        return (importer.process if importer else 0), self._stacks
-
-    def _renew_importer(self) -> None:
-        try:
-            self._importer = fork_importer(self._make, self._setup, self._stacks, self._name, self._inherited)
-        except OSError as error:  # no room for one more process
-            why = f"the process that imports for this host's ranks cannot be started: {error.strerror}"
-            self._workers.end_all(why, 1 << 8)
-
-    def _hear_importer(self, importer: Importer) -> bool:
-        """Take what it tells. Returns whether it is there still."""
-        told = None
-        with contextlib.suppress(OSError):
-            told = receive(importer.connection)
-        if told is None:
-            self._lose_importer(importer)
-            return False
-        message, _ = told
-        if "ready" in message:
-            importer.is_ready = message["ready"]
-            if said := message["said"].decode(errors="replace").rstrip():
-                self.print(said)  # once, as each rank would print the same
-            if not importer.is_ready:
-                self._replace_importer(importer, message["why"])
-        elif "worker" in message:
-            importer.unanswered -= 1
-            self._workers.note_start(message)
-        else:
-            self._workers.note_end(message["process"], message["status"])
-        return self._importer is not None
-
-    def _replace_importer(self, importer: Importer, why: str) -> None:
-        """Replace an importer whose imports cannot be forked; the next one imports nothing ahead."""
-        self._setup.import_per_rank(why)
-        importer.connection.close()
-        self._importer = None
-        os.waitpid(importer.process, 0)  # it ends by itself, and has forked none
-
-    def _lose_importer(self, importer: Importer) -> None:
-        """Note the importer's end; the kernel ends its workers with it."""
-        importer.connection.close()
-        self._importer = None
-        _, status = os.waitpid(importer.process, 0)
-        self._adopts = True
-        code = os.waitstatus_to_exitcode(status)
-        how = f"was killed by {name_of(-code)}" if code < 0 else f"has ended with code {code}"
-        self._workers.end_all(
-            f"the process that has imported for this host's ranks {how}, and its ranks with it", status
-        )
-
     def _reap(self) -> None:
         """Take the exit codes of what an importer has left. A library's own child, in this process's group, is the library's."""
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            while self._adopts and (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                is_importer = self._importer is not None and found.si_pid == self._importer.process
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while self._workers.has_lost_importer and (found := os.waitid(os.P_ALL, 0, ended)) is not None:
+                is_importer = found.si_pid == self._workers.shown_importer()[0]
                 if is_importer or os.getpgid(found.si_pid) == os.getpgrp():
                     return
                 os.waitpid(found.si_pid, 0)
+
+
+class _NextLaunch(NamedTuple):
+    """The connection to its elected proxy, and the socket to which the others connect."""
+
+    connection: socket.socket
+    listener: socket.socket
+
+
+def _wait_for_launch(name: bytes, workers: Workers, inherited: set[int]) -> _NextLaunch | None:
+    """Wait for a launch by this name, and take its command line and variables. None: it has not come.
+
+    Args:
+        inherited: what the last launch has opened for its elected rank.
+    """
+    importer, end = workers.importer, time.monotonic() + _KEEP_SECONDS
+    assert importer is not None  # else the agent is not worth keeping
+    with socket.socket(socket.AF_UNIX) as kept, contextlib.suppress(OSError):  # another one has the name
+        for number in inherited:  # Hydra waits until no process has its pipes
+            os.close(number)
+        importer.start({"close": list(inherited)}, ())
+        kept.bind(name)
+        kept.listen()
+        kept.setblocking(False)
+        poll = select.poll()
+        poll.register(kept, select.POLLIN)
+        told = importer.connection.fileno()
+        poll.register(told, select.POLLIN)
+        while workers.importer and (left := end - time.monotonic()) > 0:
+            ready = {number for number, _ in poll.poll(1000 * left)}
+            if told in ready:
+                workers.hear()
+            for connection in accept_own(kept) if kept.fileno() in ready else ():
+                if (launch := _take(connection)) is not None:
+                    return launch
+    return None
+
+
+def _take(connection: socket.socket) -> _NextLaunch | None:
+    told = None
+    connection.settimeout(_HANDING_OVER)
+    with contextlib.suppress(OSError):
+        send(connection, {"agent": os.getpid()})
+        told = receive(connection)
+    if told is None:
+        connection.close()
+        return None
+    connection.settimeout(None)
+    message, (number,) = told
+    listener = socket.socket(fileno=number)
+    listener.setblocking(False)
+    sys.argv, sys.orig_argv = message["argv"], message["orig_argv"]
+    replace_variables(message["environment"])
+    return _NextLaunch(connection, listener)

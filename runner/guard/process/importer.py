@@ -23,9 +23,8 @@ from typing import Any, NoReturn, Protocol
 
 from runner.base.environment import replace_variables
 from runner.guard.hang.stacks import let_show, new_file
-from runner.guard.process.group import adopt_orphans, die_with, name_process
+from runner.guard.process.forks import adopt_orphans, die_with, name_process, outside_of_libraries
 from runner.guard.process.identity import is_open
-from runner.guard.process.libraries import outside_of_libraries
 from runner.guard.process.lifeline import Lifeline
 from runner.guard.process.proxy import ENDS, TELLS
 from runner.guard.process.wire import receive, send
@@ -43,9 +42,12 @@ class Work(Protocol):
     def work(self, lifeline: Lifeline) -> NoReturn:
         """Called in a worker."""
 
+    def import_per_rank(self, why: str) -> None:
+        """The next importer imports nothing ahead."""
+
 
 class Importer:
-    """The importer as the agent sees it. ``process`` is 0 if there is none."""
+    """The importer as the agent sees it."""
 
     def __init__(self, connection: socket.socket, process: int) -> None:
         self.connection, self.process = connection, process
@@ -187,9 +189,8 @@ def _become(worker: dict[str, Any], descriptors: list[int], close: Sequence[int]
     _open_streams(worker["numbers"])
     sys.argv, sys.orig_argv = worker["argv"], worker["orig_argv"]
     replace_variables(worker["environment"])
-    if hasattr(time, "tzset"):
-        time.tzset()
-        tempfile.tempdir = None  # it depends on the variables
+    time.tzset()
+    tempfile.tempdir = None  # it depends on the variables
     os.umask(worker["umask"])
     if worker["affinity"]:
         with contextlib.suppress(OSError):
@@ -212,9 +213,7 @@ def _open_streams(numbers: Sequence[int]) -> None:
 
 
 def open_files() -> list[int]:
-    """The descriptors of this process; but for Linux only the first three."""
-    if sys.platform != "linux":
-        return [0, 1, 2]
+    """The descriptors of this process."""
     # Without that of the folder, which is closed then.
     return [number for number in map(int, os.listdir("/proc/self/fd")) if is_open(number)]
 

@@ -1,4 +1,4 @@
-"""The worker as its guard sees it: what it tells, and how it is brought to its end."""
+"""A worker process as its agent and its guard see it: its pipes, what it tells, and how it is brought to its end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from runner.base.errors import EXIT_FAILURE
-from runner.guard.process.child import Child
+from runner.guard.hang.stacks import new_file
 from runner.guard.process.events import read
 from runner.guard.process.lifeline import Fails, WorkerMessage, read_message
-from runner.guard.process.memory import killed_for_memory
 from runner.guard.process.proxy import ENDS
+from runner.guard.report.board import Board
+
+if TYPE_CHECKING:
+    import psutil
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
@@ -25,13 +31,55 @@ _ENDING = 30.0
 
 
 class Worker:
-    """A worker process. Its ``verdict`` is its exit code, if that is known before its end."""
+    """A worker process, made before it is forked.
 
-    def __init__(self, child: Child, rendezvous_timeout: float) -> None:
-        """``rendezvous_timeout``: seconds until its rendezvous must be complete."""
-        self._child, self.messages, self.board = child, child.messages, child.board
+    Attributes:
+        process: its id; 0 until it is forked.
+        status: as waitpid() returns it; None until it has ended.
+        problem: why it could not be forked, or ended with the importer.
+        verdict: its exit code, if that is known before its end.
+        given: descriptors for the worker, until it has them.
+        wake: wakes the thread of its rank.
+        cancel: has the agent forget it.
+        end_unasked: ends it by a signal if the importer was not asked for it yet; returns whether that is so.
+    """
+
+    def __init__(
+        self,
+        *,
+        rendezvous_timeout: float,
+        leads: bool = True,
+        ignored: Collection[int] = (),
+        importer: Callable[[], tuple[int, IO[Any]]],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make its pipes and files.
+
+        Args:
+            rendezvous_timeout: seconds until its rendezvous must be complete.
+            leads: it leads a process group of its own; otherwise it is in its proxy's, on a terminal.
+            ignored: signals that it ignores from its start.
+            importer: the process whose stack is shown until the worker is forked, and the file for it.
+
+        Raises:
+            OSError: too many files are open.
+        """
+        with contextlib.ExitStack() as opened:  # closed where there is no room for all of it
+            self.board = Board()
+            opened.callback(os.close, self.board.file)
+            self.messages, pipe = _pipe(opened)
+            asked, self.requests = _pipe(opened)
+            self.stacks, self.answers = opened.enter_context(new_file()), opened.enter_context(new_file())
+            opened.pop_all()
         os.set_blocking(self.messages, False)
-        self.group = child.group
+        os.set_blocking(self.requests, False)  # a worker that reads no more does not hold the agent up
+        self.given = [pipe, asked, self.board.file]
+        self.wake = wake
+        self.cancel: Callable[[], None] = lambda: None
+        self.end_unasked: Callable[[int], bool] = lambda number: False
+        self.process, self.problem = 0, ""
+        self.status: int | None = None
+        self.leads = leads
         self.rendezvous_at: float | None = None  # when it was complete
         self.has_started = False  # and looks for the other ranks
         self.verdict: int | None = None
@@ -39,22 +87,21 @@ class Worker:
         self.traceback = ""
         self.said_signal: str | None = None  # for which it ends
         self.has_said = False  # that it ends
-        self.has_ended = False
         self.is_silent = False  # no process can tell anything more
+        self._ignored, self._importer = ignored, importer
         self._killed_before = killed_for_memory()
-        self._saves: float | None = (
-            None  # on SIGTERM: the seconds that it gets from then, or from the end of its training
-        )
+        self._saves: float | None = None  # on SIGTERM: seconds that it gets from then, or from its training's end
         self._late_code = 128 + signal.SIGTERM  # where it does not end in the time that it gets for it
         self._signals: list[int] = [signal.SIGKILL]  # that end it, one at each deadline
         self._deadline: float | None = time.monotonic() + rendezvous_timeout
         self._is_there, self._early = False, list[int]()  # whether it is forked, and signals that came before
+        self._group_is_over = False
         self._received = b""  # without the end of a message
 
     @property
-    def process(self) -> int:
-        """The process id; 0 until the worker is forked."""
-        return self._child.process
+    def shown(self) -> tuple[int, IO[Any]]:
+        """The process whose stack tells where the worker is, and the file for it: the importer while that imports."""
+        return (self.process, self.stacks) if self.process else self._importer()
 
     def has_begun(self) -> bool:
         """Whether it has been forked since the last call. It gets the signals that have come before."""
@@ -87,12 +134,12 @@ class Worker:
         self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it is still there. Before the importer forks it, one that would end it does so at once."""
+        """Send a signal, if it is still there. While the importer imports, which may take long, one that would end it does so at once."""
         if not self.process:
-            ends = number in (*ENDS, signal.SIGKILL) and number not in self._child.ignored
-            if not (ends and self._child.end_unasked(number)):
+            ends = number in (*ENDS, signal.SIGKILL) and number not in self._ignored
+            if not (ends and self.end_unasked(number)):
                 self._early.append(number)
-        elif not self.has_ended:  # else the number may be another process's
+        elif self.status is None:  # else the number may be another process's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process, number)
 
@@ -138,6 +185,110 @@ class Worker:
         """Whether the kernel has killed a process here for memory since its start."""
         return killed_for_memory() > self._killed_before
 
+    def look_at_group(self) -> None:
+        """After its end: note whether no process of its group is left. The kernel may give its number to another group then."""
+        if self.leads and not self._group_is_over:
+            try:
+                os.killpg(self.process, 0)
+            except (ProcessLookupError, PermissionError):
+                self._group_is_over = True
+
+    def end_group(self, others: Collection[int] = ()) -> None:
+        """After its end: send SIGTERM to the processes that it has left, and SIGKILL after two seconds.
+
+        Args:
+            others: workers of other ranks.
+        """
+        if not self.leads:
+            _end_children(self._importer()[0], others)
+        elif self.process and not self._group_is_over:
+            _end_group(self.process)
+
+    def give(self) -> None:
+        """The worker has its descriptors."""
+        for number in self.given:
+            os.close(number)
+        self.given = []
+
     def close(self) -> None:
-        """Close the guard's ends, after its end."""
-        self._child.close()
+        """Close the agent's ends, after it has ended, or where it is not to be forked any more."""
+        self.cancel()
+        self.give()
+        os.close(self.messages)
+        os.close(self.requests)
+        self.stacks.close()
+        self.answers.close()
+
+
+def killed_for_memory(process: Path = Path("/proc/self"), mounts: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many processes the kernel has killed for memory in this process's control group: for a job's limit, or for the host's.
+
+    Args:
+        process: its folder in /proc.
+        mounts: where control groups are mounted: version 2 here or in ``unified/``, version 1 in ``memory/``.
+    """
+    count = 0
+    with contextlib.suppress(OSError):
+        for line in (process / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                files = [mounts / kind / path.lstrip("/") / "memory.events" for kind in ("", "unified")]
+            elif "memory" in controllers.split(","):
+                files = [mounts / "memory" / path.lstrip("/") / "memory.oom_control"]
+            else:
+                continue
+            count += sum(map(_count, files))
+    return count
+
+
+def _count(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        for line in file.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdecimal():
+                return int(value)
+    return 0
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends
+
+
+def _end_group(group: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE
+        try:
+            os.killpg(group, number)
+            while time.monotonic() < deadline:
+                os.killpg(group, 0)  # raises ProcessLookupError when the group is empty
+                time.sleep(0.02)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+def _end_children(importer: int, others: Collection[int]) -> None:
+    """End what a worker has left in a terminal's process group, which its parent has adopted, and no other rank's worker."""
+    import psutil
+
+    left = []
+    with contextlib.suppress(psutil.Error, OSError):
+        own = os.getpgid(importer)
+        for process in _without(psutil.Process(importer), others):
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getpgid(process.pid) == own:
+                    process.terminate()
+                    left.append(process)
+    for process in psutil.wait_procs(left, GRACE)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _without(process: psutil.Process, others: Collection[int]) -> Iterator[psutil.Process]:
+    """The descendants of a process, without these children and theirs."""
+    for child in process.children():
+        if child.pid not in others:
+            yield child
+            yield from _without(child, ())

@@ -9,9 +9,8 @@ import sys
 import time
 
 from runner.guard.process.launcher import described, error_output_of
-from runner.guard.process.origin import Origin
 from runner.guard.report.output import RankOutput
-from runner.guard.settings import Words
+from runner.guard.settings import Origin, Words
 
 _PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.process_stat import process_stat
-from runner.guard.process.libraries import in_library
+from runner.guard.process.forks import in_library
 from runner.guard.report.board import ENDED, Board
 from runner.guard.report.history import History, path_of_history
 from runner.guard.report.rank_state import RankState, path_of

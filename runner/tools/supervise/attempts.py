@@ -19,7 +19,7 @@ from typing import Any
 
 from runner.base.errors import EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from runner.base.formats import check_format
-from runner.guard.process.group import die_with
+from runner.guard.process.forks import die_with
 from runner.guard.report.failure import FORMAT
 from runner.guard.report.rank_state import RankState, read_states
 

@@ -34,16 +34,14 @@ class Scene:
             follows=False,
             hang=SimpleNamespace(is_reported=False, waits=lambda: False),
             others=SimpleNamespace(have_left_before=lambda rank: False),
-            worker=SimpleNamespace(process=0, rendezvous_at=1.0, group=SimpleNamespace(end_if_empty=lambda _: None)),
+            worker=SimpleNamespace(rendezvous_at=1.0, look_at_group=lambda: None),
         )
         self.restarts = Restarts(restarts, rank=0, size=2)
         self.signals = SimpleNamespace(has_ended_it=False, is_ended_by_launcher=False)
         self.events = SimpleNamespace(is_orphan=False, wait=self.wait, wait_for_messages=self.wait)
-        self.peers = SimpleNamespace(
-            are_reached=True, present={0, 1}, others_present={1}, known=lambda _: None, tell=self.told.append
-        )
+        self.peers = SimpleNamespace(are_reached=True, present={0, 1}, known=lambda _: None, tell=self.told.append)
         self.console = SimpleNamespace(said="", say=self.say)
-        self.files = None
+        self.files, self.words = None, WORDS
 
     def say(self, text: str, *, fix: str) -> None:
         self.said.append(text)
@@ -77,7 +75,7 @@ class Scene:
 def concluded(scene: Scene, monkeypatch: pytest.MonkeyPatch, **end: Any) -> int:
     monkeypatch.setattr(ending.time, "monotonic", lambda: scene.now)
     watch: Any = scene
-    decision = Ending(watch, WORDS, replace(END, **end)).conclude()
+    decision = Ending(watch, replace(END, **end)).conclude()
     assert decision.waits_for is None
     return decision.code
 

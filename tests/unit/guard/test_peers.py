@@ -42,7 +42,7 @@ def pair() -> Iterator[tuple[Peer, Peer]]:
     hub = Peer(0, listener, port_of(listener))
     other = Peer(1, None, port_of(listener))
     poll_until(lambda: hub.hears(HostName("host 1")), LIMIT, "rank 1 joins")
-    assert hub.peers.others_present == {1}
+    assert hub.peers.present == {0, 1}
     yield hub, other
     other.peers.leave()
     hub.peers.leave()
@@ -89,6 +89,6 @@ def test_a_rank_that_is_not_started_again_counts_in_any_attempt(pair: tuple[Peer
 def test_a_guard_that_leaves_is_not_present_and_one_that_was_is_not_gone(pair: tuple[Peer, Peer]) -> None:
     hub, other = pair
     other.peers.leave()
-    poll_until(lambda: not hub.peers.others_present, LIMIT, "rank 1 leaves")
+    poll_until(lambda: 1 not in hub.peers.present, LIMIT, "rank 1 leaves")
     hub.hears(Done(0))
     assert not [message for message in hub.heard if isinstance(message, Gone)]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.guard.process import libraries
+from runner.guard.process import forks
 from runner.guard.report.board import Board
 from runner.guard.report.state import StateFile
 from runner.guard.settings import Watched
@@ -48,7 +48,7 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """There is no driver here: what takes its place takes 0.1 s, or hangs, which is not waited for."""
-    monkeypatch.setattr(libraries, "WAITING", 0.1 if hangs else 30.0)
+    monkeypatch.setattr(forks, "WAITING", 0.1 if hangs else 30.0)
     is_inside, is_over = Event(), Event()
 
     def call() -> None:
@@ -64,11 +64,11 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
     thread = Thread(target=state._usage)
     thread.start()
     is_inside.wait()
-    with libraries.outside_of_libraries():
+    with forks.outside_of_libraries():
         child = os.fork()
     if child == 0:
         os._exit(20 + is_inside.is_set())
-    with libraries.in_library():  # a driver that hangs does not hold up another thread
+    with forks.in_library():  # a driver that hangs does not hold up another thread
         assert is_inside.is_set() == hangs
     is_over.set()
     thread.join()
