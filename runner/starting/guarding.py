@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from runner.base.process_stat import process_stat
 from runner.guard.link.link import Address
-from runner.guard.process.launcher import launcher_of
 from runner.guard.settings import Watched, Words
 from runner.job import Job
 from runner.launch.context import LaunchContext
+from runner.launch.launcher_processes import launcher_process
 from runner.launch.launchers import launchers
 from runner.launch.siblings import siblings_of
 from runner.launch.time_limit import margin, time_left
@@ -59,7 +60,7 @@ def guard_watched(context: LaunchContext, request: Request, parent: int, found: 
         in_collective=max(hang_after, save_within) if request.may_be_workload else job.hang_timeout or 0.0,
         in_call=hang_after if request.may_be_workload else job.hang_timeout or 0.0,
         trains=request.may_be_workload,
-        launcher=lambda: launcher_of(context, parent),
+        launcher=lambda: _launcher_of(context, parent),
         is_hub=context.rank.value == 0 and context.size.value > 1,
         found=found,
         log_folder=job.log_dir,
@@ -103,3 +104,18 @@ def _why_no_rendezvous(context: LaunchContext, request: Request, way: Rendezvous
         f"the {context.size.value} ranks did not meet within {request.job.timeout:.0f} s (by {way.name}); {reason}; "
         "allow more with --timeout"
     )
+
+
+def _launcher_of(context: LaunchContext, parent: int) -> int:
+    """The id of the process whose end leaves this host's ranks without a launcher; 0 if there is none or it is not seen.
+
+    Args:
+        parent: of the process that the launcher has started, when that began.
+    """
+    if not context.launcher.has_process:
+        return 0
+    started = process_stat(context.process)
+    if context.launcher.is_parent or (started is not None and started.parent != parent):  # which has ended meanwhile
+        return parent
+    process = launcher_process(context.process)
+    return process.pid if process is not None else 0

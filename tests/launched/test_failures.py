@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.guard.hang.place import IS_RECORDED
+from runner.guard.hang.stacks import IS_RECORDED
 from tests.launching import RUNNER, finish, folder_of, free_port, ok, own_lines, path_of, runner, start, under_mpirun
 from tests.polling import LIMIT, poll_until
 from tests.results import refused

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, NamedTuple, TypeVar
 
-from runner.guard.hang.place import Inside
+from runner.guard.hang.stacks import Inside
 from runner.guard.process.events import readable
 from runner.rendezvous.records.topology import ranks_text
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 from runner.base.process_stat import process_stat
 from runner.guard.hang import collectives, stacks
 from runner.guard.hang.collectives import Call
-from runner.guard.hang.place import IS_RECORDED
+from runner.guard.hang.stacks import IS_RECORDED
 from runner.guard.link.messages import Busy, Message, Patient, Reason, Show, Stacks
 from runner.guard.link.peers import Peers
 from runner.guard.report.board import Board, Progress

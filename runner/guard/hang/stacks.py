@@ -1,4 +1,8 @@
-"""The Python stack of a worker, taken from outside: also while it waits in C, holds the GIL, or was stopped."""
+"""The Python stack of a worker, taken from outside: also while it waits in C, holds the GIL, or was stopped.
+
+``Inside`` sees the main thread's call of torch.distributed from within the worker: not every wait for other ranks is a collective
+that is recorded, as making a process group and NCCL's communicator is none; and a signal from outside might end the wait.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,22 @@ import faulthandler
 import os
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from runner.base.command_name import MODULES, SCRIPT
 from runner.base.process_stat import process_stat
-from runner.guard.process.launcher import catches
+from runner.versions.features import FEATURES
+from runner.versions.torch_build import torch_build
 
 # A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
-_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 9
+_SIGNAL = signal.SIGRTMIN + 9
 _QUIET = 0.2  # seconds without a new line after which a stack counts as written
 _WITHIN = 2.0
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
@@ -46,7 +53,18 @@ _COLLECTIVES = (
     "/mpi4py/",
     "/torch/autograd/graph.py",
 )
-
+# Whether torch tells of each collective in which a rank waits.
+IS_RECORDED = not FEATURES["recorder"].shortfall(torch_build().version)
+_DDP = ("/torch/autograd/graph.py", "/torch/nn/parallel/distributed.py")  # a backward pass, and what precedes it
+_CALLS = (
+    "/torch/distributed/",
+    f"{PACKAGE}backends/",
+    f"{PACKAGE}torchrun/",
+    "/mpi4py/",
+    *(() if IS_RECORDED else _DDP),
+)
+_OPERATOR = ("/torch/_ops.py",)  # also of a functional collective
+_WORK = ("/torch/distributed/checkpoint/",)  # which reads and writes files, too
 
 # Where the runner waits for the device, on which collectives may wait for other ranks: files and functions.
 _SYNCS = (
@@ -118,8 +136,17 @@ def _signal_main_thread(worker: int) -> None:
     """Have a process show its stacks: by its main thread, which in a stopped one would go on before another thread did."""
     try:
         ctypes.CDLL(None).tgkill(worker, worker, _SIGNAL)
-    except (AttributeError, TypeError):  # glibc before 2.30, as in RHEL 8, or not Linux
+    except (AttributeError, TypeError):  # glibc before 2.30, as in RHEL 8
         os.kill(worker, _SIGNAL)
+
+
+def catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        caught = re.findall(r"SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{process}/status").read_text("utf-8", "replace"))[0]
+    except (OSError, IndexError):
+        return True
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def main_thread(text: str) -> list[Frame]:
@@ -130,7 +157,7 @@ def main_thread(text: str) -> list[Frame]:
 
 def waits(frames: Sequence[Frame]) -> bool:
     """Whether a rank with this stack waits for others, or for its device."""
-    return bool(frames) and (_is_sync(frames[0]) or any(_is_of(frame, _COLLECTIVES) for frame in frames[:6]))
+    return bool(frames) and (_is_sync(frames[0]) or any(_is_of(frame.file, _COLLECTIVES) for frame in frames[:6]))
 
 
 def place(frames: Sequence[Frame]) -> str:
@@ -139,14 +166,14 @@ def place(frames: Sequence[Frame]) -> str:
         return "a place that it does not show"
     if not waits(frames):  # Python's own frames of an import do not say of what
         return str(next((frame for frame in frames if not frame.file.startswith("<frozen ")), frames[0]))
-    called = [frame for frame in frames if _is_of(frame, _COLLECTIVES)] or frames
+    called = [frame for frame in frames if _is_of(frame.file, _COLLECTIVES)] or frames
     inner = next((frame for frame in called if frame.file.endswith("distributed_c10d.py")), called[0])
-    caller = next((frame for frame in frames if not _is_of(frame, _LIBRARIES)), None)
+    caller = next((frame for frame in frames if not _is_of(frame.file, _LIBRARIES)), None)
     return f"{inner.function}, called in {caller}" if caller is not None else str(inner)
 
 
 def place_in_kernel(worker: int) -> str:
-    """Return where a process without a stack waits, such as for a file system that hangs; "" if unknown (Linux)."""
+    """Return where a process without a stack waits, such as for a file system that hangs; "" if unknown."""
     stat = process_stat(worker)
     if stat is None:
         return ""
@@ -159,9 +186,47 @@ def place_in_kernel(worker: int) -> str:
 def of_program(frames: Sequence[Frame]) -> list[Frame]:
     """The frames without the runner's own below the program."""
     own = len(frames)
-    while own and (_is_of(frames[own - 1], _BELOW) or os.path.basename(frames[own - 1].file) in _STARTED):
+    while own and (_is_of(frames[own - 1].file, _BELOW) or os.path.basename(frames[own - 1].file) in _STARTED):
         own -= 1
     return list(frames[:own])
+
+
+class Inside:
+    """The main thread's call of torch.distributed, sampled by another thread now and then."""
+
+    def __init__(self) -> None:
+        self._frame: FrameType | None = None  # of the call; kept, as no other one can then be taken for it
+        self._number = 0
+
+    @property
+    def keeps_a_call(self) -> bool:
+        """Whether it keeps a call's variables, such as tensors, also after the call has ended."""
+        return self._frame is not None
+
+    def forget(self) -> None:
+        """Keep nothing: the next look finds another call."""
+        self._frame = None
+
+    def look(self) -> int:
+        """A number that is another one for each call; 0: it is in none."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        call = None if frame is None else _call_of(frame)
+        if call is not self._frame:
+            self._frame, self._number = call, self._number + 1
+        return 0 if call is None else self._number
+
+
+def _call_of(frame: FrameType) -> FrameType | None:
+    """The frame of the call that the program, or another library, has made; None if this is not within one."""
+    found: FrameType | None = None
+    outer: FrameType | None = frame
+    while outer is not None and _is_of(outer.f_code.co_filename, _OPERATOR):
+        outer = outer.f_back
+    if outer is not None and _is_of(outer.f_code.co_filename, _WORK):
+        return None
+    while outer is not None and _is_of(outer.f_code.co_filename, _CALLS):
+        found, outer = outer, outer.f_back
+    return found
 
 
 def _is_sync(frame: Frame) -> bool:
@@ -169,5 +234,5 @@ def _is_sync(frame: Frame) -> bool:
     return any(file in frame.file and name in ("", function) for file, name in _SYNCS)
 
 
-def _is_of(frame: Frame, parts: Sequence[str]) -> bool:
-    return any(part in frame.file for part in parts)
+def _is_of(file: str, parts: Sequence[str]) -> bool:
+    return any(part in file for part in parts)

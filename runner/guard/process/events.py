@@ -7,9 +7,12 @@ import os
 import select
 import signal
 import threading
+import time
 
-from runner.guard.process.launcher import end_of
+from runner.base.process_stat import process_stat
 from runner.guard.process.proxy import EVENT
+
+_LOOK = 1.0  # seconds between two looks at a launcher whose end the kernel does not tell
 
 
 class Events:
@@ -28,7 +31,7 @@ class Events:
 
     def watch(self, launcher: int) -> None:
         """Wait for the end of this process, too; 0 for none."""
-        self._end_of_launcher = end_of(launcher)
+        self._end_of_launcher = _end_of(launcher)
 
     def put(self, number: int, sender: int = 0, code: int = 0) -> None:
         """A signal has come to the proxy; 0: only that something has changed."""
@@ -100,3 +103,39 @@ def read(pipe: int) -> bytes | None:
         return os.read(pipe, 1 << 16)
     except BlockingIOError:
         return None
+
+
+def _end_of(process: int) -> int | None:
+    """A file descriptor that becomes readable when the process ends; None where it is not known."""
+    if not process:
+        return None
+    try:
+        return os.pidfd_open(process)
+    except ProcessLookupError:
+        ended, alive = os.pipe()
+        os.close(alive)
+        return ended
+    except (AttributeError, OSError):  # Linux before 5.3, as in RHEL 8, has none
+        return _end_by_looking(process)
+
+
+def _end_by_looking(process: int) -> int | None:
+    """Watch a process's end, as ``_end_of`` does, by a thread that looks every second."""
+    started = _start_of(process)
+    if started is None:  # it cannot be seen (hidepid), which is not its end
+        return None
+    ended, alive = os.pipe()
+
+    def look() -> None:
+        while _start_of(process) == started:
+            time.sleep(_LOOK)
+        os.write(alive, b"x")  # a close would not show: forked processes hold this end, too
+
+    threading.Thread(target=look, name="launcher", daemon=True).start()
+    return ended
+
+
+def _start_of(process: int) -> str | None:
+    """Return a process's start time, which tells it from a later one with its id; None if it has ended."""
+    stat = process_stat(process)
+    return None if stat is None or stat.has_ended else stat.started

@@ -1,18 +1,31 @@
-"""The output of a guard."""
+"""A rank's output: lines of its guard, and what its worker writes, which is kept in files and shown with its rank.
+
+A worker gets pipes in the place of its standard output and error. So they take what C code, child processes and the agent itself
+write, in the order of writing; a thread of the agent passes it on. In the place of a terminal they are pseudo-terminals:
+programs see one as before.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
+import stat
 import sys
+import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
 
-from runner.guard.process.launcher import described, error_output_of
-from runner.guard.report.output import RankOutput
+from runner.guard.process.events import read, readable
+from runner.guard.report.files import Files, started_again
 from runner.guard.settings import Origin, Words
 
 _PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed
+_QUIET = 0.2  # seconds without more after which a line that is not finished is shown
+_LEAVING = 2.0  # seconds that the end may take where a process of the rank's still writes
 
 
 class Console:
@@ -30,7 +43,7 @@ class Console:
             last: the launcher has been told to end, or is about to.
             is_named: with this rank's name.
         """
-        output = error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
+        output = _error_output_of(self._launcher) if last and not self._words.is_shown_to_the_end else None
         self.said, end, more = text.partition("\n")
         line = self._line("; ".join(filter(None, (self.said, fix))), is_named) + end + more
         print_text(f"{line}\n", output.fileno() if output else self._errors)
@@ -40,7 +53,7 @@ class Console:
 
     def repeat(self, text: str) -> None:
         """Print what the worker has printed itself, if its launcher does not show that any more."""
-        if not self._words.is_shown_to_the_end and (output := error_output_of(self._launcher)):
+        if not self._words.is_shown_to_the_end and (output := _error_output_of(self._launcher)):
             print_text(f"{self._line(text, False)}\n", output.fileno())
             output.close()
 
@@ -93,3 +106,168 @@ def _is_writable(file: int, within: float) -> bool:
     poll = select.poll()
     poll.register(file, select.POLLOUT)
     return bool(poll.poll(1000 * max(0.0, within)))
+
+
+def _error_output_of(process: int) -> TextIO | None:
+    """The standard error of another process of this user, opened to append; None if that is not possible, or if it is a
+    file that the process does not append to itself, and so would overwrite what is added."""
+    path = f"/proc/{process}/fd/2"
+    try:
+        flags = int(re.findall(r"flags:\s*(\d+)", Path(f"/proc/{process}/fdinfo/2").read_text())[0], 8)
+        if stat.S_ISREG(os.stat(path).st_mode) and not flags & os.O_APPEND:
+            return None
+        # (O_NONBLOCK: opening or writing to a pipe that nobody reads would block.)
+        return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK), "w")
+    except (OSError, IndexError):
+        return None
+
+
+def described(process: int) -> str:
+    """``bash (process 4711)``; without the name if it cannot be read."""
+    try:
+        name = Path(f"/proc/{process}/comm").read_text("utf-8", "replace").strip()
+        return f"{name} (process {process})"
+    except OSError:
+        return f"process {process}" if process else "another process"
+
+
+class RankOutput:
+    """Standard output and error of a rank. Without a folder or a prefix they stay as they are."""
+
+    def __init__(self, folder: Path | None, rank: int, shown: Mapping[int, int], *, with_rank: bool) -> None:
+        """``shown``: the descriptors of where the rank's output goes, by its numbers there."""
+        prefix = f"[{rank}] ".encode() if with_rank else b""
+        paths = {number: f"rank-{rank:05d}.{name}" for number, name in ((1, "out"), (2, "err"))}
+        self._streams = [
+            _Stream(number, shown[number], folder / "output" / name if folder else None, prefix)
+            for number, name in paths.items()
+            if number in shown and (folder or with_rank)
+        ]
+        self._all = list(self._streams)
+        self.ends = {one.number: one.writing for one in self._streams}  # what the worker, and the agent, write to
+        self._lock = threading.Lock()
+        self._files: Files | None = None
+
+    def pass_on(self, files: Files | None) -> None:
+        """Begin."""
+        self._files = files
+        if self._streams:
+            threading.Thread(target=self._work, name="output", daemon=True).start()
+
+    def start_again(self) -> None:
+        """Say in the files that another worker begins."""
+        self._turn(_LEAVING)
+        for one in self._streams:
+            self._keep(one, started_again())
+
+    def keep(self, text: str) -> None:
+        """Add a line of the guard to the file of standard error that was printed elsewhere."""
+        for one in self._streams[1:]:
+            self._keep(one, f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Pass on the rest. A child process that holds a pipe open is not waited for."""
+        streams, deadline = list(self._streams), time.monotonic() + _LEAVING
+        for one in streams:
+            one.close()
+        self.ends = {}
+        while self._turn(_LEAVING) and time.monotonic() < deadline:
+            if not readable([one.end for one in streams if one in self._streams], _QUIET):
+                break
+        self._turn(_QUIET, is_quiet=True)  # not 0: the thread may be at it
+        for one in streams:
+            one.shown = -1  # the number is about to be another file's
+
+    def _work(self) -> None:
+        while streams := list(self._streams):
+            within = _QUIET if any(one.rest for one in streams) else 3600.0
+            self._turn(is_quiet=not readable([one.end for one in streams], within))
+        for one in self._all:
+            os.close(one.end)
+
+    def _turn(self, within: float = -1, *, is_quiet: bool = False) -> bool:
+        """Pass on what there is; if it was quiet, unfinished lines, too. Returns whether more may come."""
+        if not self._lock.acquire(timeout=within):
+            return False  # the launcher takes nothing more
+        try:
+            for one in list(self._streams):
+                content = one.read()
+                if content:
+                    self._keep(one, content)
+                    one.show(content)
+                elif content is not None:
+                    self._streams.remove(one)
+                if is_quiet or content == b"":
+                    one.show_rest()
+            return bool(self._streams)
+        finally:
+            self._lock.release()
+
+    def _keep(self, stream: _Stream, content: bytes) -> None:
+        if self._files is not None and stream.path is not None:
+            self._files.append(stream.path, content)
+
+
+class _Stream:
+    """Standard output or error. ``shown`` is where it went before, ``end`` the end of the pipe that the guard reads."""
+
+    def __init__(self, number: int, shown: int, path: Path | None, prefix: bytes) -> None:
+        self.number, self.shown, self.path, self._prefix = number, shown, path, prefix
+        self.end, self.writing = _terminal_like(shown) if os.isatty(shown) else os.pipe()
+        os.set_blocking(self.end, False)
+        self.rest = b""  # of a line that is not finished; only with a prefix
+        self._is_in_line = False
+
+    def close(self) -> None:
+        """The agent writes no more to it."""
+        os.close(self.writing)
+
+    def read(self) -> bytes | None:
+        """Return what was written; None if there is nothing now, b"" if nothing can come any more."""
+        try:
+            return read(self.end)
+        except OSError:  # EIO: nobody holds the pseudo-terminal
+            return b""
+
+    def show(self, content: bytes) -> None:
+        """Write where the output goes; with a prefix, whole lines."""
+        if not self._prefix:
+            self._write(content)
+            return
+        self.rest += content
+        cut = max(self.rest.rfind(b"\n"), self.rest.rfind(b"\r")) + 1
+        lines, self.rest = self.rest[:cut], self.rest[cut:]
+        self._show_lines(lines)
+
+    def show_rest(self) -> None:
+        """Write the line that is not finished: perhaps a question, or dots."""
+        rest, self.rest = self.rest, b""
+        self._show_lines(rest)
+
+    def _show_lines(self, content: bytes) -> None:
+        for line in content.splitlines(keepends=True):
+            self._write(line if self._is_in_line else self._prefix + line)
+            self._is_in_line = not line.endswith((b"\n", b"\r"))
+
+    def _write(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            try:
+                rest = rest[os.write(self.shown, rest) :]
+            except BlockingIOError:  # somebody else has made it so
+                time.sleep(0.01)
+            except OSError:  # the launcher that took it is gone; the file goes on
+                return
+
+
+def _terminal_like(number: int) -> tuple[int, int]:
+    """A pseudo-terminal of the same size, which passes all on as it is. Returns the guard's end and the rank's."""
+    import fcntl
+    import pty
+    import termios
+    import tty
+
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, fcntl.ioctl(number, termios.TIOCGWINSZ, bytes(8)))
+    return ours, theirs

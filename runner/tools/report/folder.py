@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.errors import EXIT_REQUEUE, UsageError
-from runner.guard.report.history import path_of_history
-from runner.guard.report.rank_state import FOLDER, SILENT_INTERVALS, SILENT_SECONDS, RankState, path_of, read_states
+from runner.guard.report.rank_state import (
+    FOLDER,
+    SILENT_INTERVALS,
+    SILENT_SECONDS,
+    RankState,
+    path_of,
+    path_of_history,
+    read_states,
+)
 from runner.tools.report.ranks import RankTimes, Sample, rank_times
 
 _FIX = "name the --log-dir or the --checkpoint-dir of a run, or supervise's --log-dir"

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 from runner.base.process_stat import process_stat
-from runner.guard.process import launcher
+from runner.guard.hang.stacks import catches
+from runner.guard.report.console import described
 
 SETS_ITS_NAME = """
 import ctypes, sys, time
@@ -22,8 +23,8 @@ def test_a_name_that_is_no_text_ends_nothing() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        assert launcher.described(process.pid) == f"train fourteen\ufffd (process {process.pid})"
-        assert launcher.catches(process.pid, 15) is False
+        assert described(process.pid) == f"train fourteen\ufffd (process {process.pid})"
+        assert catches(process.pid, 15) is False
         stat = process_stat(process.pid)
         assert stat is not None
         assert stat.started.isdecimal()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from runner.guard import ending
-from runner.guard.ending import Ending
+from runner.guard import rank
+from runner.guard.decision import SILENTLY
 from runner.guard.link.messages import Done, Returned
 from runner.guard.link.peers import Restarts
+from runner.guard.rank import Ending
 from runner.guard.settings import Words
 from tests.unit.guard.test_decision import END
 
@@ -73,7 +74,7 @@ class Scene:
 
 
 def concluded(scene: Scene, monkeypatch: pytest.MonkeyPatch, **end: Any) -> int:
-    monkeypatch.setattr(ending.time, "monotonic", lambda: scene.now)
+    monkeypatch.setattr(rank.time, "monotonic", lambda: scene.now)
     watch: Any = scene
     decision = Ending(watch, replace(END, **end)).conclude()
     assert decision.waits_for is None
@@ -100,7 +101,7 @@ def test_without_a_line_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     scene.peers.are_reached = False
     assert concluded(scene, monkeypatch, status=0) == 0
     assert scene.waits == []
-    assert scene.told == [Returned(0, ending.SILENTLY)]
+    assert scene.told == [Returned(0, SILENTLY)]
 
 
 def test_a_library_that_ends_it_before_the_rendezvous_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from typing import IO, Any, cast
 
 import pytest
 
-from runner.guard.hang import place, stacks
+from runner.guard.hang import stacks
 from runner.guard.hang.collectives import Answer, Call
 from runner.guard.hang.hang import Hang, Patience
-from runner.guard.hang.place import Inside
+from runner.guard.hang.stacks import Inside
 from runner.guard.link.messages import Reason
 from runner.guard.report.board import Board
 from runner.guard.settings import Watched
@@ -329,7 +329,7 @@ def test_a_users_folder_called_runner_is_the_users(file_name: str, function: str
 
 
 def test_the_runners_files_that_stacks_are_searched_for_are_there() -> None:
-    for file in [*stacks._BELOW, *stacks._COLLECTIVES, *place._CALLS]:
+    for file in [*stacks._BELOW, *stacks._COLLECTIVES, *stacks._CALLS]:
         assert not file.startswith(stacks.PACKAGE) or Path(file).exists(), file
     for file, function in stacks._SYNCS:
         assert not file.startswith(stacks.PACKAGE) or f"def {function}(" in Path(file).read_text(), file

@@ -110,7 +110,7 @@ def test_mpi4py_is_not_taken_by_itself_with_a_torch_that_was_not_tried(version: 
 
 IN_BACKWARD = """
 import threading
-from runner.guard.hang.place import Inside
+from runner.guard.hang.stacks import Inside
 library, seen, lock = {}, [], threading.Lock()
 exec(compile("def backward(wait): wait()", "/site-packages/torch/autograd/graph.py", "exec"), library)
 lock.acquire()
