@@ -6,6 +6,7 @@ launchers tell ranks apart are not.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -26,26 +27,16 @@ _LATER = re.compile(
     r"TORCHELASTIC_|TORCH_NCCL_|TORCH_FR_)"
 )
 _JOBS = (
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "PALS_APID",
-    "FLUX_JOB_ID",
-    "PBS_JOBID",
-    "LSB_JOBID",
+    *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID", "PALS_APID", "FLUX_JOB_ID"),
+    *("PBS_JOBID", "LSB_JOBID"),
 )
 _MEETING = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 _RANKS = (
     *("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "PALS_RANKID"),
     *("JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "HOROVOD_RANK"),
 )
-_BINDING = (
-    "OMP_PROC_BIND",
-    "OMP_PLACES",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-)  # OpenMP binds threads when it is loaded
+# OpenMP binds threads when it is loaded.
+_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _LIMITS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "pids.max")  # of a control group
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _STATUS = ("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp")  # lines of /proc/PID/status
@@ -92,8 +83,8 @@ def _common() -> list[object]:
         [os.environ.get(name) for name in _MEETING],
         os.getpriority(os.PRIO_PROCESS, 0),
         sorted(os.sched_getaffinity(0)) if any(name in os.environ for name in _BINDING) else None,
-        os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else 0,
-        _first_line("/proc/self/numa_maps").split(" ")[1:2],  # the policy by which memory is placed (numactl)
+        os.sched_getscheduler(0),
+        _read("/proc/self/numa_maps", lines=1).split(" ")[1:2],  # the policy by which memory is placed (numactl)
         _read("/proc/self/oom_score_adj"),
         *(os.getuid(), os.getgid(), [status.get(name, "") for name in _STATUS]),
         _read("/proc/self/limits"),
@@ -155,19 +146,11 @@ def is_open(number: int) -> bool:
     return True
 
 
-def _read(path: str) -> str:
+def _read(path: str, lines: int | None = None) -> str:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except OSError:  # not Linux, or not this version of it
-        return ""
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.readline()
-    except OSError:
+            return "".join(itertools.islice(file, lines))
+    except OSError:  # not in this version of Linux
         return ""
 
 

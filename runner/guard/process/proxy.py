@@ -35,8 +35,8 @@ EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code
 _PMI = "PMI_FD"
 
 
-# Is the agent, of the socket to which other proxies connect, of the connection to this one, and of the name by which a next
-# launch of `supervise` finds it (empty: none is to).
+# Runs the agent; never returns. Arguments: the listening socket for other proxies, the connection to this proxy, and the name under
+# which `supervise`'s next launch finds the agent (empty if it must not).
 Serve: TypeAlias = Callable[[socket.socket | None, socket.socket, bytes], NoReturn]
 
 
@@ -54,7 +54,6 @@ def start(serve: Serve) -> NoReturn:
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Until it has joined, a signal ends this process: the agent may be importing from a file system that hangs.
-    _warn_of_tracing()
     connection = _join(serve)
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     _hand_over(connection, parent, ignored, numbers)
@@ -62,40 +61,18 @@ def start(serve: Serve) -> NoReturn:
     _obey(connection)
 
 
-def _warn_of_tracing() -> None:
-    """A profiler around the runner sees this process only, which does nothing."""
-    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
-    if (
-        sys.gettrace()
-        or sys.getprofile()
-        or (tools and any(map(tools.get_tool, (tools.COVERAGE_ID, tools.PROFILER_ID))))
-    ):
-        from runner.launch.detect import is_reporting
-
-        if is_reporting(os.environ):
-            _print(
-                "what measures this process (coverage, cProfile) does not see the program, which runs in another one; put it "
-                "inside: python -m runner -m coverage run -p train.py, python -m runner -m cProfile -o FILE train.py"
-            )
-
-
-def agent_name() -> bytes:
-    """Return the name, in the abstract namespace, of the agent that this process would share."""
-    return _name(identity().launch)
-
-
-def _name(what: bytes, number: int = 0) -> bytes:
-    """``number``: of agents, as one may have no room for all ranks."""
+def agent_name(what: bytes, number: int = 0) -> bytes:
+    """Return an agent's name in the abstract namespace. ``number``: of agents, as one may have no room for all ranks."""
     return b"\0torch-mpi-runner-" + _blake2.blake2b(b"%d" % number + what, digest_size=20).hexdigest().encode()
 
 
 def _join(serve: Serve) -> socket.socket:
     """A connection to an agent of the host: to one that is there, or to one that is forked now."""
     launch, supervised = identity()
-    kept = _name(supervised) if supervised else b""
+    kept = agent_name(supervised) if supervised else b""
     number, began = 0, time.monotonic()
-    while sys.platform == "linux":  # elsewhere each process has an agent of its own
-        listener, name = socket.socket(socket.AF_UNIX), _name(launch, number)
+    while True:
+        listener, name = socket.socket(socket.AF_UNIX), agent_name(launch, number)
         try:
             listener.bind(name)
         except OSError as error:
@@ -108,7 +85,10 @@ def _join(serve: Serve) -> socket.socket:
             if is_full:
                 number, began = number + 1, time.monotonic()
             elif time.monotonic() > began + within:
-                _complain_of_silence(within)
+                if within:
+                    _print(
+                        f"this host's agent has not answered for {within:.0f} s, so this rank has an agent of its own"
+                    )
                 break
             else:
                 time.sleep(_LOOKS)
@@ -169,12 +149,6 @@ def _is_sibling(process: int) -> bool:
     return False
 
 
-def _complain_of_silence(within: float) -> None:
-    if within:
-        text = f"what has the name of this host's agent has not answered for {within:.0f} s, so this rank has an agent of its own"
-        _print(text)
-
-
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # it was closed
         os.write(2, f"runner: {text}\n".encode(errors="replace"))
@@ -208,7 +182,7 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
         "group": os.getpgrp(),
         "environment": dict(os.environb),
         "umask": umask,
-        "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        "affinity": sorted(os.sched_getaffinity(0)),
         "ignored": [int(number) for number in ignored],
         "numbers": numbers,
     }
@@ -230,13 +204,9 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
 def _forward_signals(connection: socket.socket) -> None:
     """Send the agent every signal to this process, with its sender, which a signal handler would not know."""
     while True:
-        if hasattr(signal, "sigwaitinfo"):
-            received = signal.sigwaitinfo(_FORWARDED)
-            event = received.si_signo, received.si_pid, received.si_code
-        else:  # not Linux
-            event = int(signal.sigwait(_FORWARDED)), 0, 0
+        received = signal.sigwaitinfo(_FORWARDED)
         try:
-            connection.sendall(EVENT.pack(*event))
+            connection.sendall(EVENT.pack(received.si_signo, received.si_pid, received.si_code))
         except OSError:
             return  # the other thread sees it, too
 
@@ -244,21 +214,15 @@ def _forward_signals(connection: socket.socket) -> None:
 def _obey(connection: socket.socket) -> NoReturn:
     """Do what the agent tells, until it tells the exit code."""
     worker: dict[str, Any] = {}
-    while (told := _told(connection)) is not None:
-        if "exit" in told:
-            if why := told.get("why"):
-                _print(why)
-            os._exit(told["exit"])
-        worker = told
+    with contextlib.suppress(OSError):
+        while (received := receive(connection)) is not None:
+            told, _ = received
+            if "exit" in told:
+                if why := told.get("why"):
+                    _print(why)
+                os._exit(told["exit"])
+            worker = told
     _end_after_agent(worker)
-
-
-def _told(connection: socket.socket) -> dict[str, Any] | None:
-    try:
-        received = receive(connection)
-    except OSError:
-        return None
-    return received[0] if received else None
 
 
 def _end_after_agent(worker: dict[str, Any]) -> NoReturn:
@@ -266,18 +230,14 @@ def _end_after_agent(worker: dict[str, Any]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # a file system that hangs is not to hold this process up
     if worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker["process"], signal.SIGKILL) if worker["leads"] else os.kill(
-                worker["process"], signal.SIGKILL
-            )
+            (os.killpg if worker["leads"] else os.kill)(worker["process"], signal.SIGKILL)
     label = f"{worker['label']}: " if worker else ""
     _print(f"{label}the runner's agent on this host has ended, perhaps killed by SIGKILL, so this rank ends too")
     if worker and worker["failure"]:
         import json
 
         path, failure = worker["failure"]
-        with (
-            contextlib.suppress(OSError),
-            open(path, "x", encoding="utf-8") as file,
-        ):  # another host's agent may have written it
+        # Another host's agent may have written it.
+        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
             json.dump(failure | {"time": time.time()}, file, indent=1)
     os._exit(1)

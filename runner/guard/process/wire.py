@@ -17,7 +17,6 @@ _LENGTH = struct.Struct("=I")
 _CREDENTIALS = struct.Struct("=iii")  # process, user and group
 _MOST = 16  # descriptors beside a message
 _AT_ONCE = 256  # connections taken before the caller does something else: others can make more as fast as it takes them
-_CLOSED_BY_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def process_of(connection: socket.socket) -> tuple[int, int]:
@@ -26,18 +25,13 @@ def process_of(connection: socket.socket) -> tuple[int, int]:
     return _CREDENTIALS.unpack(option)[:2]
 
 
-def is_own(connection: socket.socket) -> bool:
-    """Whether the other side is a process of this user: others can see the name, too."""
-    return process_of(connection)[1] == os.geteuid()
-
-
 def accept_own(listener: socket.socket) -> list[socket.socket]:
     """Take connections that wait at a non-blocking listener, and close those of other users before anything is read."""
     found = []
     with contextlib.suppress(OSError):  # there are no more, or there is no room for one
         for _ in range(_AT_ONCE):
             connection, _ = listener.accept()
-            if is_own(connection):
+            if process_of(connection)[1] == os.geteuid():  # others can see the name, too
                 found.append(connection)
             else:
                 connection.close()
@@ -62,7 +56,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
     Raises:
         OSError: the connection is broken, or its time limit is over.
     """
-    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST, _CLOSED_BY_EXEC)
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST, socket.MSG_CMSG_CLOEXEC)
     if not head:
         return None
     content = _exactly(connection, _LENGTH.size - len(head), head)

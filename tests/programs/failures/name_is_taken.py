@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from runner.cli import main
+from runner.guard.process.identity import identity
 from runner.guard.process.proxy import agent_name
 
 
@@ -42,7 +43,7 @@ def take(how: str, name: bytes) -> None:
 
 if __name__ == "__main__":
     how = sys.argv.pop(1)
-    take(how, agent_name())
+    take(how, agent_name(identity().launch))
     if folder := os.environ.get("TOOK_IN"):
         Path(folder, str(os.getpid())).touch()
     main()

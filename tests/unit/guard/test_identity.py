@@ -24,7 +24,7 @@ def of_task(number: int, monkeypatch: pytest.MonkeyPatch, step: str = STEP, **fi
     shown = {"/proc/self/cgroup": f"0::{group}\n"}
     shown |= {f"/sys/fs/cgroup{group}/{name}": text for name, text in (FREE | files).items()}
     with monkeypatch.context() as patched:
-        patched.setattr(identity, "_read", lambda path: shown.get(path, ""))
+        patched.setattr(identity, "_read", lambda path, **_: shown.get(path, ""))
         return identity.identity()
 
 
