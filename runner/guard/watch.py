@@ -35,7 +35,7 @@ _ASK_TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Watch:
-    """Over one worker after the other. What is known of the one that runs is its ``attempt``."""
+    """Watches one worker after the other. ``attempt`` is what is known of the one that runs."""
 
     attempt: WorkerAttempt
 
@@ -51,7 +51,7 @@ class Watch:
         self.signals = Signals(self.console, words, watched, self._say_before_a_signal, ignored=origin.ignored)
         self.restarts = Restarts(watched.restarts, words.rank, words.size)
         self.peers = Peers(words.rank, link, self.events, self.restarts)
-        self.state = StateFile(watched) if self.files else None
+        self.state = StateFile(watched, self.files) if self.files else None
 
     def begin(self, worker: Worker) -> WorkerAttempt:
         """Turn to a new worker."""
@@ -65,12 +65,12 @@ class Watch:
         return self.attempt
 
     def write_states(self) -> None:
-        """The worker is forked: its state is written from now on."""
+        """Write the worker's state from now on, once it is forked."""
         if self.state:
             self.state.begin(self.attempt.worker.board, self.attempt.worker.process)
 
     def look(self) -> None:
-        """See how the worker does."""
+        """Look at the worker and at all that has been told."""
         self.receive_from_worker()
         self.take_events()
         attempt, worker = self.attempt, self.attempt.worker
@@ -156,7 +156,7 @@ class Watch:
             self.attempt.others.say_why()
 
     def failure(self, rank: int, code: int | None, what: str, **more: str) -> Failure:
-        """A failure that this guard notices."""
+        """Return a failure that this guard notices."""
         return Failure(
             rank=rank,
             host=self.report.hosts.get(rank),
@@ -191,7 +191,7 @@ class Watch:
             self.report.hosts[0] = address.name
 
     def _take(self, rank: int, message: Message) -> None:
-        """A message of another guard."""
+        """Take a message of another guard."""
         attempt = self.attempt
         match message:
             case Failed():
@@ -233,7 +233,7 @@ class Watch:
         self.say_for_another()
 
     def _follow(self, rank: int, failure: Failure | None, *, again: bool = False, gone: str = "") -> None:
-        """Another rank has failed, or its guard is gone: this one ends, too."""
+        """End this rank, too, as another one has failed or its guard is gone."""
         worker, restarts = self.attempt.worker, self.restarts
         restarts.is_possible = restarts.is_possible and again
         if worker.verdict is None or restarts.is_possible:
@@ -275,7 +275,7 @@ class Signals:
         *,
         ignored: Collection[int] = (),
     ) -> None:
-        """Nothing has come yet. Call before the fork: a file that an earlier job has left is removed.
+        """Remove the file of ``--on-preempt`` that an earlier job has left. Call before the fork.
 
         Args:
             before_telling: called before it is printed who ends this rank, with whether that is the launcher.
@@ -294,11 +294,11 @@ class Signals:
 
     @property
     def has_ended_it(self) -> bool:
-        """Whether one of those that end a job has come."""
+        """Whether a signal that ends jobs has come."""
         return bool(self.passed_on.intersection(ENDS))
 
     def take(self, worker: Worker, number: int, sender: int, code: int) -> None:
-        """A signal to this process. ``code``: si_code, above 0 if the kernel has sent it."""
+        """Take a signal to the proxy. ``code``: si_code, above 0 if the kernel has sent it."""
         if code > 0 and not worker.leads and worker.process:
             return  # the terminal has sent it to the whole group, and so to the worker
         is_new = number not in self.passed_on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Failure:
 
 
 def of_lost_agent(words: Words, watched: Watched, attempt: int) -> tuple[str, dict[str, Any]] | None:
-    """The file, and what its proxy writes there if this rank's agent is killed: there may be no other host whose agent notices it.
+    """Return the file, and what a proxy writes there if its agent is killed: there may be no other host whose agent notices it.
 
     None: there is none, or another rank's proxy writes it.
     """
@@ -38,8 +39,12 @@ def of_lost_agent(words: Words, watched: Watched, attempt: int) -> tuple[str, di
     what = "lost with its host's agent"
     host = watched.names.get("host")
     failure = Failure(rank=words.rank, host=host, exit_code=None, what=what, step=None, time=0.0, attempt=attempt)
-    more = {"size": words.size, "ended_with_it": [], "command": sys.orig_argv}
-    return str(watched.log_folder / "failure.json"), {"format": FORMAT} | asdict(failure) | more
+    return str(watched.log_folder / "failure.json"), _content(failure, words.size, ())
+
+
+def _content(failure: Failure, size: int, ended_with_it: Iterable[int]) -> dict[str, Any]:
+    more = {"size": size, "ended_with_it": sorted(ended_with_it), "command": sys.orig_argv}
+    return {"format": FORMAT} | asdict(failure) | more
 
 
 class Report:
@@ -49,16 +54,15 @@ class Report:
         """Remove the files that an earlier job has left."""
         self._rank, self._size, self._is_first_on_host = words.rank, words.size, watched.is_first_on_host
         self._files, self._path = files, watched.log_folder / "failure.json" if watched.log_folder else None
-        self.hosts: dict[int, str | None] = {
-            words.rank: watched.names.get("host")
-        }  # of the ranks that have named theirs
+        # Of the ranks that have named theirs.
+        self.hosts: dict[int, str | None] = {words.rank: watched.names.get("host")}
         self.start_again()
         if self._files and self._path and self._is_first_on_host:
             self._files.put(self._path, None)
             self._files.put(self._path.with_name("failure-*.json"), None)
 
     def start_again(self) -> None:
-        """Another attempt begins."""
+        """Begin another attempt."""
         self.first: Failure | None = None
         self._ended_with_it: set[int] = set()
 
@@ -67,7 +71,7 @@ class Report:
         self.first, self._ended_with_it = failure, ended
 
     def write(self, *, is_mended: bool = False) -> None:
-        """Rank 0's guard knows most. That of the failed rank and the first of each host write the file where it is not there.
+        """Write the file: rank 0, which knows most, in any case; the failed rank and the first of each host if it is not there.
 
         Args:
             is_mended: all ranks start again; the file is ``failure-1.json`` for the first attempt.
@@ -75,7 +79,5 @@ class Report:
         rank, first = self._rank, self.first
         if self._files and self._path and first and (rank in (0, first.rank) or self._is_first_on_host):
             path = self._path.with_name(f"failure-{first.attempt + 1}.json") if is_mended else self._path
-            more = {"size": self._size, "ended_with_it": sorted(self._ended_with_it), "command": sys.orig_argv}
-            self._files.put(
-                path, json.dumps({"format": FORMAT} | asdict(first) | more, indent=1) + "\n", over=rank == 0
-            )
+            content = _content(first, self._size, self._ended_with_it)
+            self._files.put(path, json.dumps(content, indent=1) + "\n", over=rank == 0)

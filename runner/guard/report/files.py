@@ -37,7 +37,7 @@ class Files:
             self._change.notify_all()
 
     def put(self, path: Path, text: str | None, *, over: bool = True) -> None:
-        """Replace a file as a whole; None removes it; with a * in its name, those that match. What has not been written until then is not any more.
+        """Replace a file as a whole; None removes it, or with a * in its name all that match. Earlier content not yet written is dropped.
 
         Args:
             over: also if it is there.

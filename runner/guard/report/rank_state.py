@@ -5,14 +5,12 @@ The guard replaces these files every few seconds; ``top``, ``supervise`` and ``r
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 from runner.base.process_stat import process_stat
 from runner.guard.process.forks import in_library
 from runner.guard.report.board import ENDED, Board
+from runner.guard.report.files import Files
 from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
 
@@ -79,12 +78,12 @@ class RankState:
 
 
 def path_of(folder: Path, rank: int) -> Path:
-    """A rank's file in a job's folder."""
+    """Return a rank's file in a job's folder."""
     return folder / FOLDER / f"rank-{rank:05d}.json"
 
 
 def read_states(folder: Path) -> list[RankState]:
-    """The states in a job's folder, by rank. A file that cannot be read is a state in which all is unknown."""
+    """Return the states in a job's folder, by rank. A file that cannot be read is a state in which all is unknown."""
     states = []
     for path in (folder / FOLDER).glob("rank-*.json"):
         if name := _NAME.fullmatch(path.name):
@@ -100,7 +99,7 @@ def read_states(folder: Path) -> list[RankState]:
 
 
 def parse(rank: int, text: str) -> RankState:
-    """A state from its file's text. What is missing, or not of its type, is unknown.
+    """Return a state from its file's text. What is missing is unknown.
 
     Raises:
         ValueError: it is not a JSON object, or a later runner has written it.
@@ -108,43 +107,16 @@ def parse(rank: int, text: str) -> RankState:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
-    if isinstance(written := found.get("format"), int) and written > FORMAT:
-        raise ValueError(f"it is of format {written}, and this runner reads {FORMAT}; update the runner")
-    return RankState(rank=rank, **{name: read(found.get(name)) for name, read in _FIELDS.items()})
+    if found.get("format", FORMAT) > FORMAT:
+        raise ValueError(f"it is of format {found['format']}, and this runner reads {FORMAT}; update the runner")
+    known = {field.name: found[field.name] for field in fields(RankState) if field.name in found}
+    texts = {name: _one_line(value) for name, value in known.items() if isinstance(value, str)}
+    return RankState(**known | texts | {"rank": rank, "addresses": tuple(known.get("addresses", ()))})
 
 
-def _text(value: object) -> str | None:
-    """Return a text as one line without control characters: an error message may have colours."""
-    if not isinstance(value, str):
-        return None
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in value).split())
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(filter(None, map(_text, value))) if isinstance(value, list) else ()
-
-
-def _any_number(value: object) -> float | None:
-    with contextlib.suppress(OverflowError):
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    return None
-
-
-def _number(value: object) -> float | None:
-    number = _any_number(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-_READ = {"str | None": _text, "int | None": _whole, "float | None": _number, "tuple[str, ...]": _texts}
-_FIELDS: dict[str, Callable[[object], Any]] = {
-    **{field.name: _READ[str(field.type)] for field in fields(RankState) if field.name != "rank"},
-    "loss": _any_number,
-}
+def _one_line(text: str) -> str:
+    """Return a text without control characters: an error message may have colours."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 class History:
@@ -177,13 +149,13 @@ def path_of_history(state: Path) -> Path:
 class StateFile:
     """The state file of one rank. Its guard writes the file, so also while its worker hangs.
 
-    A thread replaces the file as a whole: a file system or a driver that hangs does not stop the guard.
+    A thread of its own asks what the worker uses: a driver that hangs does not stop the guard.
     """
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, files: Files) -> None:
         """``watched`` must have a log folder."""
         assert watched.log_folder
-        self._names = watched.names
+        self._names, self._files = watched.names, files
         self._facts = RankState(**watched.names)
         self._path = path_of(watched.log_folder, self._facts.rank)
         self._history = History()
@@ -225,8 +197,6 @@ class StateFile:
         self.stop()
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
         while not self._is_over:
             self._write(self._usage())
             self._soon.wait(_INTERVAL)
@@ -248,13 +218,12 @@ class StateFile:
         )
         state = replace(state, **more)
         content = state.content()
-        with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to end a job
-            _put(self._path, json.dumps(content))
-            if text := self._history.add(content, is_last=state.exit_code is not None):
-                _put(path_of_history(self._path), text)
+        self._files.put(self._path, json.dumps(content))
+        if text := self._history.add(content, is_last=state.exit_code is not None):
+            self._files.put(path_of_history(self._path), text)
 
     def _usage(self) -> dict[str, Any]:
-        """The worker's share of a core in percent, its memory (Linux), and its GPU's use."""
+        """Return the worker's share of a core in percent, its memory, and its GPU's use."""
         worker = self._facts.pid or 0
         if (stat := process_stat(worker)) is None:
             return {}
@@ -265,10 +234,3 @@ class StateFile:
         is_known = last is not None and last[0] == worker and now > last[2]
         cpu = 100 * (seconds - last[1]) / (now - last[2]) if last and is_known else None
         return {"cpu": cpu, "memory": stat.memory} | gpu
-
-
-def _put(path: Path, text: str) -> None:
-    """Replace a file as a whole."""
-    draft = path.with_suffix(".new")
-    draft.write_text(text)
-    os.replace(draft, path)

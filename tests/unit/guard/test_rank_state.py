@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -14,30 +15,39 @@ import pytest
 
 from runner.guard.process import forks
 from runner.guard.report.board import Board
+from runner.guard.report.files import Files
 from runner.guard.report.rank_state import History, StateFile
 from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
 from tests.polling import LIMIT, poll_until
 
 
-def state_of_this_process(folder: Path, **names: int) -> StateFile:
+@pytest.fixture
+def files() -> Iterator[Files]:
+    made = Files(None)
+    yield made
+    made.close(60.0)
+
+
+def state_of_this_process(files: Files, folder: Path, **names: int) -> StateFile:
     """With this process as the worker."""
-    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=folder, names=names))
+    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=folder, names=names), files)
     state.begin(Board(), os.getpid())
     return state
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, is_installed: bool
 ) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "pynvml", None)
     gpu = GpuMeter("GPU-00000000-0000-0000-0000-000000000000")
     assert gpu.usage() == {}
-    state = state_of_this_process(tmp_path, rank=3, size=4)
+    state = state_of_this_process(files, tmp_path, rank=3, size=4)
     state.gpu = gpu
     state.end(0, "")
+    files.close(60.0)
     found = json.loads((tmp_path / "state" / "rank-00003.json").read_text())
     assert (found["format"], found["rank"], found["exit_code"]) == (1, 3, 0)
     assert found["gpu"] is None
@@ -46,7 +56,7 @@ def test_without_nvml_or_a_driver_nothing_is_said_of_a_gpu(
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_no_process_is_forked_while_a_thread_is_in_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """There is no driver here: what takes its place takes 0.1 s, or hangs, which is not waited for."""
     monkeypatch.setattr(forks, "WAITING", 0.1 if hangs else 30.0)
@@ -59,7 +69,7 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
 
     gpu = GpuMeter("GPU-00000000-0000-0000-0000-000000000000")
     gpu._library = SimpleNamespace(nvmlInit=call)
-    state = state_of_this_process(tmp_path, rank=0)
+    state = state_of_this_process(files, tmp_path, rank=0)
     state.stop()  # its own thread
     state.gpu = gpu
     thread = Thread(target=state._usage)
@@ -77,12 +87,13 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
     assert gpu.usage() == {}
 
 
-def test_the_worker_is_measured_while_it_runs(tmp_path: Path) -> None:
-    state = state_of_this_process(tmp_path, rank=0)
+def test_the_worker_is_measured_while_it_runs(tmp_path: Path, files: Files) -> None:
+    state = state_of_this_process(files, tmp_path, rank=0)
     path = tmp_path / "state" / "rank-00000.json"
     poll_until(path.exists, LIMIT, "the guard writes the state")
     assert json.loads(path.read_text())["memory"] > 1 << 20
     state.end(7, "why", "SIGSEGV")
+    files.close(60.0)
     found = json.loads(path.read_text())
     assert (found["phase"], found["exit_code"], found["what"]) == ("ended", 7, "why")
     assert found["ended_by"] == "SIGSEGV"
@@ -104,13 +115,14 @@ def test_a_line_has_what_is_known() -> None:
     assert text == '{"time": 1763841600.25, "phase": "training"}\n'
 
 
-def test_the_guard_leaves_it_beside_the_state(tmp_path: Path) -> None:
-    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=tmp_path, names={"rank": 3}))
+def test_the_guard_leaves_it_beside_the_state(tmp_path: Path, files: Files) -> None:
+    state = StateFile(Watched(rendezvous_timeout=1.0, log_folder=tmp_path, names={"rank": 3}), files)
     state.begin(board := Board(), os.getpid())
     with board.training():
         board.step(1, 2, 1, 1, own=0.002, data=0.001)
         board.step(2, 2, 1, 1, own=0.002, data=0.001)
     state.end(0, "")
+    files.close(60.0)
     last = json.loads((tmp_path / "state" / "rank-00003.jsonl").read_text().splitlines()[-1])
     assert (last["phase"], last["step"], last["own_seconds"], last["data_seconds"]) == ("ended", 2, 0.002, 0.001)
 
