@@ -52,29 +52,51 @@ def worker_of(process: subprocess.Popen[str]) -> psutil.Process:
     return psutil.Process(int(process.stdout.readline().split()[1]))
 
 
-@pytest.mark.parametrize("code", [0, 1, 7, 255])
-def test_exit_codes_pass_through(code: int) -> None:
-    with guarded(f"sys.exit({code})") as process:
-        process.communicate(timeout=LIMIT)
-        assert process.returncode == code
+def worker_is_ready(process: subprocess.Popen[str]) -> None:
+    """Wait until the worker has printed so."""
+    worker_of(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
-def test_a_deadly_signal_is_named(name: str) -> None:
-    number = signal.Signals[name]
-    with guarded(f"os.kill(os.getpid(), {int(number)})") as process:
+# The worker's line, what goes before it, what is watched; the exit code, and what is printed ("": nothing; None: perhaps something).
+SLOW_FORK = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
+FAILS = "lifeline.tell(Fails(code=9, everywhere=False))"
+ENDS = {
+    **{f"exit({code})": (f"sys.exit({code})", "", "", code, "") for code in (0, 255)},
+    **{f"exit({code})": (f"sys.exit({code})", "", "", code, f"nobody came ({code})") for code in (1, 7)},
+    "the ends of children are ignored": ("sys.exit(7)", "signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "", 7, "nobody came (7)"),
+    "a failed worker hangs": (f"{FAILS}; time.sleep(300)", "", "", 9, ""),
+    "the clock stops when the ranks have met": ("lifeline.tell(Met(None)); time.sleep(4); sys.exit(5)", "", "rendezvous_timeout=3", 5, None),
+    "nobody comes": ("lifeline.tell(Seeks()); time.sleep(300)", "", "rendezvous_timeout=3", 1, "nobody came (None)"),
+    "it does not start": ("time.sleep(300)", "", "rendezvous_timeout=3", 1, "has not started in time; allow more with --timeout"),
+    "its place is told": ("time.sleep(300)", "", "rendezvous_timeout=3", 1, "it was in <module> (<string>:1)"),
+    "it starts slowly, as its file system may hang": ("time.sleep(9); lifeline.tell(Met(None))", "", "rendezvous_timeout=14", 0, "has not started yet: it is in <module> (<string>:1)"),
+    "it waits for the others": ("lifeline.tell(Seeks()); time.sleep(9)", "", "rendezvous_timeout=14", 0, ""),
+    "it is stopped before it has met the others": ("os.kill(os.getpid(), signal.SIGSTOP)", "", "", 70, "stopped by a signal (SIGSTOP) for 10 s: rank 0 in <module> (<string>:1)"),
+    "a library ends it before the rendezvous": ("os._exit(16)", "", "", 16, "rank 0 of 1 on host here: nobody came (16)"),
+    "a library ends it later": ("lifeline.tell(Met(None)); os._exit(16)", "", "", 16, ""),
+    "it has met and ended before its guard looked": ("lifeline.tell(Met(None)); os._exit(16)", SLOW_FORK, "", 16, ""),
+    "it has failed and ended before its guard looked": (f"{FAILS}; os.kill(os.getpid(), 9)", SLOW_FORK, "", 9, ""),
+    "a signal to the worker alone": ("os.kill(os.getpid(), 15)", "", "", 143, "rank 0 of 1 on host here: killed by SIGTERM"),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", "", "", 137, "rank 0 of 1 on host here: killed by SIGKILL"),
+    "SIGSEGV": ("os.kill(os.getpid(), 11)", "", "", 139, "rank 0 of 1 on host here: killed by SIGSEGV"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "before", "watched", "code", "printed"), ENDS.values(), ids=ENDS)
+def test_how_a_worker_ends_is_passed_on(line: str, before: str, watched: str, code: int, printed: str | None) -> None:
+    with guarded(line, before, watched) as process:
         _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 128 + number
-        assert f"rank 0 of 1 on host here: killed by {name}" in errors
+        assert process.returncode == code, errors
+        assert printed is None or (errors.count(printed) == 1 if printed else errors == "")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
 def test_signals_are_passed_on(name: str) -> None:
     line = f"signal.signal(signal.{name}, lambda *_: os._exit(42)); print('ready', flush=True); time.sleep(300)"
     with guarded(line) as process:
-        worker_of(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        worker_is_ready(process)
         process.send_signal(signal.Signals[name])
         assert process.wait(timeout=LIMIT) == 42
 
@@ -85,70 +107,6 @@ def test_the_worker_dies_with_its_guard() -> None:
         process.kill()
         process.wait()
         assert worker.wait(timeout=LIMIT) is not None or not worker.is_running()
-
-
-def test_a_wait_that_the_worker_cannot_bound_is_bounded_and_its_place_is_told() -> None:
-    for line, what in (
-        ("lifeline.tell(Seeks()); time.sleep(300)", "nobody came (None)"),
-        ("time.sleep(300)", "has not started in time; allow more with --timeout"),
-    ):
-        with guarded(line, watched="rendezvous_timeout=3") as process:
-            _, errors = process.communicate(timeout=LIMIT)
-            assert process.returncode == 1
-            assert what in errors
-            assert "it was in <module> (<string>:1)" in errors
-
-
-def test_a_worker_that_does_not_come_to_look_for_the_others_is_told_early() -> None:
-    """Its file system may hang. The others wait for it."""
-    slow = "has not started yet: it is in <module> (<string>:1)"
-    with guarded("time.sleep(9); lifeline.tell(Met(None))", watched="rendezvous_timeout=14") as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert (process.returncode, errors.count(slow)) == (0, 1)
-    with guarded("lifeline.tell(Seeks()); time.sleep(9)", watched="rendezvous_timeout=14") as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert (process.returncode, errors) == (0, "")
-
-
-def test_a_worker_that_is_stopped_before_it_has_met_the_others_counts_as_hung() -> None:
-    with guarded("os.kill(os.getpid(), signal.SIGSTOP)") as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 70
-        assert "stopped by a signal (SIGSTOP) for 10 s: rank 0 in <module> (<string>:1)" in errors
-
-
-def test_the_clock_stops_when_the_ranks_have_met() -> None:
-    line = "lifeline.tell(Met(None)); time.sleep(4); sys.exit(5)"
-    with guarded(line, watched="rendezvous_timeout=3") as process:
-        process.communicate(timeout=LIMIT)
-        assert process.returncode == 5
-
-
-def test_a_library_that_ends_the_worker_before_the_rendezvous_is_told() -> None:
-    with guarded("os._exit(16)") as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 16
-        assert "rank 0 of 1 on host here: nobody came (16)" in errors
-    with guarded("lifeline.tell(Met(None)); os._exit(16)") as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 16
-        assert errors == ""
-
-
-def test_the_last_word_of_a_worker_that_ended_before_its_guard_looked_counts() -> None:
-    slow = "os.register_at_fork(after_in_parent=lambda: time.sleep(1))"
-    with guarded("lifeline.tell(Met(None)); os._exit(16)", before=slow) as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert (process.returncode, errors) == (16, "")
-    with guarded("lifeline.tell(Fails(code=9, everywhere=False)); os.kill(os.getpid(), 9)", before=slow) as process:
-        _, errors = process.communicate(timeout=LIMIT)
-        assert (process.returncode, errors) == (9, "")
-
-
-def test_a_failed_worker_that_hangs_is_ended_with_its_code() -> None:
-    with guarded("lifeline.tell(Fails(code=9, everywhere=False)); time.sleep(300)") as process:
-        process.communicate(timeout=LIMIT)
-        assert process.returncode == 9
 
 
 def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -232,12 +190,6 @@ def test_a_rank_that_fails_as_all_do_waits_for_the_one_that_says_why() -> None:
         assert process.returncode == 2
 
 
-def test_where_the_ends_of_children_are_ignored_the_workers_exit_code_is_passed_on_all_the_same() -> None:
-    with guarded("sys.exit(7)", before="signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
-        process.communicate(timeout=LIMIT)
-        assert process.returncode == 7
-
-
 def exit_code_after_ctrl_c(*program: str, is_typed: bool = True) -> int:
     """The exit code of ``guarded.py`` on a terminal where Ctrl-C is typed, or of which the guard alone is sent SIGINT."""
     pid, terminal = pty.fork()
@@ -268,24 +220,6 @@ def test_a_script_that_was_started_again_is_told_to_save_too() -> None:
         assert errors.count("the time limit is near: the script is told to save") == 2
 
 
-def test_who_ended_it_is_said() -> None:
-    line = "lifeline.tell(Met(None)); lifeline.board.step(1, 9, 1, 1); print('ready', flush=True); time.sleep(300)"
-    with guarded(line, watched=f"launcher=lambda: {os.getpid()}") as process:
-        worker_of(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 143
-        assert errors.startswith("runner: rank 0 of 1 on host here: SIGTERM from the launcher: the job was ended, or")
-        assert errors.endswith("; continue\n")
-    with guarded("time.sleep(300)") as process:
-        worker_of(process)
-        subprocess.run(["sh", "-c", f"kill -TERM {process.pid}; true"], check=True)
-        _, errors = process.communicate(timeout=LIMIT)
-        assert "rank 0 of 1 on host here: SIGTERM from sh (process " in errors or "from process " in errors
-
-
 def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
     line = "signal.signal(signal.SIGTERM, signal.SIG_IGN); lifeline.tell(Fails(code=2, everywhere=False)); print(1, flush=True); time.sleep(1)"
     with guarded(line) as process:
@@ -297,11 +231,20 @@ def test_a_worker_that_ends_by_itself_is_not_said_to_be_ended() -> None:
         assert (process.returncode, errors) == (2, "")
 
 
-def test_a_signal_to_the_worker_alone_is_named() -> None:
-    with guarded("time.sleep(300)") as process:
-        worker_of(process).terminate()
+def test_who_ended_it_is_said() -> None:
+    line = "lifeline.tell(Met(None)); lifeline.board.step(1, 9, 1, 1); print('ready', flush=True); time.sleep(300)"
+    with guarded(line, watched=f"launcher=lambda: {os.getpid()}") as process:
+        worker_is_ready(process)
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=LIMIT)
-        assert (process.returncode, errors) == (143, "runner: rank 0 of 1 on host here: killed by SIGTERM\n")
+        assert process.returncode == 143
+        assert errors.startswith("runner: rank 0 of 1 on host here: SIGTERM from the launcher: the job was ended, or")
+        assert errors.endswith("; continue\n")
+    with guarded("time.sleep(300)") as process:
+        worker_of(process)
+        subprocess.run(["sh", "-c", f"kill -TERM {process.pid}; true"], check=True)
+        _, errors = process.communicate(timeout=LIMIT)
+        assert "rank 0 of 1 on host here: SIGTERM from sh (process " in errors or "from process " in errors
 
 
 # Starts what its arguments say, drops its output, and ends it by SIGTERM, and by SIGKILL once it has left its last state.
@@ -350,3 +293,27 @@ def test_it_ends_when_its_launcher_has_ended(before: str) -> None:
         assert process.returncode == 1
         assert "the launcher has ended without its ranks" in errors
         assert not psutil.wait_procs([worker, *children[:2]], timeout=LIMIT)[1]
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"), [("lifeline.board.enter('training'); ", ""), ("", "size=2")], ids=["training", "script"]
+)
+def test_ctrl_c_ends_ranks_that_do_not_notice_it(begin: str, words: str) -> None:
+    """They wait in C, for example: Hydra sends nothing more after SIGINT."""
+    with guarded(f"lifeline.tell(Met(None)); {begin}ignore_interrupts()", words=words) as process:
+        worker_is_ready(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=LIMIT) == 130
+
+
+def test_ctrl_c_leaves_a_script_its_own_end() -> None:
+    with guarded("lifeline.tell(Met(None)); sys.exit(6 + interrupts(1.0))", words="size=2") as process:
+        worker_is_ready(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=LIMIT) == 7
+
+
+def test_output_that_nobody_takes_does_not_keep_the_guard() -> None:
+    """A launcher that was stopped, or a pager behind it, no longer reads."""
+    with guarded("fill_errors(); os.kill(os.getpid(), signal.SIGKILL)") as process:
+        assert process.wait(timeout=LIMIT) == 137

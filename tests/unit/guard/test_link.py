@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import select
+import queue
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import make_dataclass
 from typing import TypeVar
 
@@ -30,99 +29,87 @@ Kind = TypeVar("Kind")
 
 
 class Spoke:
-    """A rank's end of its agent's link. ``wake``: called for each message."""
+    """A rank's end of its agent's link."""
 
-    def __init__(self, link: Link, address: Address, wake: Callable[[], object] = bool) -> None:
-        self.link, self.rank, self.wake = link, address.rank, wake
-        self.arrived: list[tuple[int, Message]] = []
-        link.join(address, self.deliver)
+    def __init__(self, link: Link, rank: int, port: int, *, size: int = 3, host: str = "127.0.0.1") -> None:
+        self.link, self.rank, self.port = link, rank, port
+        self.arrived: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        link.join(Address(host=host, port=port, key=KEY, rank=rank, size=size), self.deliver)
 
     def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
-        self.arrived += told
-        if told:
-            self.wake()
+        for one in told:
+            self.arrived.put(one)
 
     def received(self) -> list[tuple[int, Message]]:
         """What has come since the last call."""
-        found = list(self.arrived)
-        del self.arrived[: len(found)]
-        return found
+        return [self.arrived.get() for _ in range(self.arrived.qsize())]
+
+    def receive(self, kind: type[Kind]) -> tuple[int, Kind]:
+        """Wait for a message of this kind."""
+        while True:
+            rank, message = self.arrived.get(timeout=LIMIT)
+            if isinstance(message, kind):
+                return rank, message
 
     def tell(self, message: Message) -> None:
         self.link.tell(self.rank, message)
 
     def hears(self, told: tuple[int, Message]) -> None:
         """Wait for a message, after the rank that tells it."""
-        poll_until(lambda: told in self.received(), LIMIT, f"rank {self.rank} is told of {told}")
+        while self.arrived.get(timeout=LIMIT) != told:
+            pass
 
     def close(self, last: Message = LEFT) -> None:
         self.link.leave(self.rank, last)
 
 
-class End:
-    """A rank's, and the pipe by which it wakes its guard."""
-
-    def __init__(self, rank: int, listener: socket.socket | None, port: int, host: str = "127.0.0.1") -> None:
-        self.port = port
-        self.pipe, wake = os.pipe()
-        link = Link()
-        link.listener = listener
-        address = Address(host=host, port=port, key=KEY, rank=rank, size=3)
-        self.spoke = Spoke(link, address, lambda: os.write(wake, b"l"))
-
-    def receive(self, kind: type[Kind]) -> tuple[int, Kind]:
-        """Wait for a message of this kind, as the guard does: asleep until the pipe has a byte."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if not select.select([self.pipe], [], [], 1)[0]:
-                continue
-            os.read(self.pipe, 100)
-            for rank, message in self.spoke.received():
-                if isinstance(message, kind):
-                    return rank, message
-        raise AssertionError("it was not received")
+def linked(listener: socket.socket | None = None) -> Link:
+    """A host's end of the link; that of the hub has the listener."""
+    link = Link()
+    link.listener = listener
+    return link
 
 
 @pytest.fixture
-def ends() -> Iterator[list[End]]:
-    """Those of three ranks."""
+def ends() -> Iterator[list[Spoke]]:
+    """Those of three ranks, on three hosts."""
     listener = listen(loopback=True)
     port = port_of(listener)
-    made = [End(rank, listener if rank == 0 else None, port) for rank in range(3)]
+    made = [Spoke(linked(listener if rank == 0 else None), rank, port) for rank in range(3)]
     yield made
     for end in reversed(made):
-        end.spoke.close()
+        end.close()
     listener.close()
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_what_one_tells_all_others_receive(rank: int, ends: list[End]) -> None:
-    ends[rank].spoke.tell(FAILED)
+def test_what_one_tells_all_others_receive(rank: int, ends: list[Spoke]) -> None:
+    ends[rank].tell(FAILED)
     for other in ends:
         if other is not ends[rank]:
             assert other.receive(Failed) == (rank, FAILED)
-    assert ends[rank].spoke.received() == []
+    assert ends[rank].received() == []
 
 
-def test_a_message_to_the_hub_goes_no_further(ends: list[End]) -> None:
-    ends[1].spoke.tell(Stacks(0, "x", []))
-    ends[1].spoke.tell(FAILED)
+def test_a_message_to_the_hub_goes_no_further(ends: list[Spoke]) -> None:
+    ends[1].tell(Stacks(0, "x", []))
+    ends[1].tell(FAILED)
     assert ends[0].receive(Stacks) == (1, Stacks(0, "x", []))
     assert ends[2].receive(object) == (1, FAILED)
 
 
-def test_a_message_that_nobody_knows_is_left_out(ends: list[End]) -> None:
+def test_a_message_that_nobody_knows_is_left_out(ends: list[Spoke]) -> None:
     """As one of another version, which doctor lets take part."""
     for rank in (1, 0):
-        ends[rank].spoke.tell(make_dataclass("Unknown", [])())
-        ends[rank].spoke.tell(FAILED)
+        ends[rank].tell(make_dataclass("Unknown", [])())
+        ends[rank].tell(FAILED)
         for other in ends:
             if other is not ends[rank]:
                 assert other.receive(object) == (rank, FAILED)
 
 
-def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
-    ends[1].spoke.close()
+def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[Spoke]) -> None:
+    ends[1].close()
     command = [sys.executable, path_of("other_guard"), str(ends[1].port), KEY, "1"]
     with subprocess.Popen(command) as process:
         assert ends[2].receive(Failed)[0] == 1
@@ -131,19 +118,19 @@ def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[End]) -> None:
         assert end.receive(Gone) == (1, Gone("its host's agent has ended, with the host or by a signal"))
 
 
-def test_the_hub_that_leaves_is_not_missed(ends: list[End]) -> None:
+def test_the_hub_that_leaves_is_not_missed(ends: list[Spoke]) -> None:
     for end in ends[1:]:
-        end.spoke.tell(Show(0))
+        end.tell(Show(0))
         assert ends[0].receive(Show)
-    ends[0].spoke.close()
-    poll_until(lambda: not ends[1].spoke.link.is_open and not ends[2].spoke.link.is_open, LIMIT, "the link is closed")
-    assert [told for end in ends for told in end.spoke.received() if isinstance(told[1], Gone)] == []
+    ends[0].close()
+    poll_until(lambda: not ends[1].link.is_open and not ends[2].link.is_open, LIMIT, "the link is closed")
+    assert [told for end in ends for told in end.received() if isinstance(told[1], Gone)] == []
 
 
 def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
-    ends: list[End], monkeypatch: pytest.MonkeyPatch
+    ends: list[Spoke], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poll_until(lambda: ends[0].spoke.link.present() == {0, 1, 2}, LIMIT, "all have joined")
+    poll_until(lambda: ends[0].link.present() == {0, 1, 2}, LIMIT, "all have joined")
     refused = threading.Event()
 
     def accept(*_: object) -> None:
@@ -153,27 +140,25 @@ def test_a_hub_that_may_open_no_more_files_keeps_its_connections(
     monkeypatch.setattr(Server, "_accept", accept)
     with socket.create_connection(("127.0.0.1", ends[0].port)):
         assert refused.wait(LIMIT)
-    ends[1].spoke.tell(FAILED)
+    ends[1].tell(FAILED)
     for other in (ends[0], ends[2]):
         assert other.receive(Failed) == (1, FAILED)
 
 
 def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:
-    end = End(1, None, 1, host="no-such-host.invalid")
+    end = Spoke(linked(), 1, 1, host="no-such-host.invalid")
     assert end.receive(Apart)[1].why.startswith("no-such-host.invalid:1: ")
-    assert not end.spoke.link.is_open
+    assert not end.link.is_open
 
 
 def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() -> None:
     """Ranks 0 and 1 are on one host, 2 and 3 on another, whose agent is killed."""
     listener = listen(loopback=True)
     port = port_of(listener)
-    here, there = Link(), Link()
-    here.listener = listener
+    here, there = linked(listener), linked()
 
     def joined(rank: int) -> Spoke:
-        address = Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=4)
-        return Spoke(here if rank < 2 else there, address)
+        return Spoke(here if rank < 2 else there, rank, port, size=4)
 
     spokes = [joined(rank) for rank in (2, 0, 3)]
     poll_until(lambda: here.present() == {0, 2, 3}, LIMIT, "the other host joins")
@@ -183,7 +168,7 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
     for rank in (0, 1, 3):
         spokes[rank].hears((2, FAILED))
     spokes[3].tell(HostName("there"))
-    poll_until(lambda: (3, HostName("there")) in spokes[0].received(), LIMIT, "rank 0 is told")
+    spokes[0].hears((3, HostName("there")))
     spokes[0].tell(Show(0))
     for rank in (1, 2, 3):
         spokes[rank].hears((0, Show(0)))
@@ -201,14 +186,9 @@ def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
     """Rank 1 is on the hub's host; it works on when rank 0 has left, and rank 2's host closes its connection then."""
     listener = listen(loopback=True)
     port = port_of(listener)
-    here, there = Link(), Link()
-    here.listener = listener
+    here, there = linked(listener), linked()
 
-    def joined(link: Link, rank: int) -> Spoke:
-        return Spoke(link, Address(host="127.0.0.1", port=port, key=KEY, rank=rank, size=3))
-
-    first, second = joined(here, 0), joined(here, 1)
-    joined(there, 2)
+    first, second, _ = Spoke(here, 0, port), Spoke(here, 1, port), Spoke(there, 2, port)
     poll_until(lambda: here.present() == {0, 1, 2}, LIMIT, "all have joined")
     first.close()
     poll_until(lambda: not there.is_open, LIMIT, "the other host has closed its connection")
@@ -227,11 +207,9 @@ def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_on
                 second.close()
 
     listener = listen(loopback=False)
-    here, there = Link(), Slow()
-    here.listener = listener
-    link = {0: here, 1: there, 2: there}
-    address = {rank: Address(host="127.0.0.1", port=port_of(listener), key=KEY, rank=rank, size=3) for rank in link}
-    hub, first, second = (Spoke(link[rank], address[rank]) for rank in link)
+    here, there = linked(listener), Slow()
+    port = port_of(listener)
+    hub, first, second = Spoke(here, 0, port), Spoke(there, 1, port), Spoke(there, 2, port)
     poll_until(lambda: here.present() == {0, 1, 2}, LIMIT, "all have joined")
     first.close()
     poll_until(lambda: here.present() == {0}, LIMIT, "all have left")
@@ -242,23 +220,22 @@ def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_on
 def test_a_rank_that_joins_while_the_last_one_leaves_is_on_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = listen(loopback=False)
     port = port_of(listener)
-    here, there = Link(), Link()
-    here.listener = listener
-    first = Spoke(here, Address(host="127.0.0.1", port=port, key=KEY, rank=0, size=3))
-    second = Spoke(there, Address(host="127.0.0.1", port=port, key=KEY, rank=1, size=3))
+    here, there = linked(listener), linked()
+    first = Spoke(here, 0, port)
+    second = Spoke(there, 1, port)
     poll_until(lambda: here.present() == {0, 1}, LIMIT, "rank 1 has joined")
     late: list[Spoke] = []
     join = threading.Thread.join
 
     def join_late(thread: threading.Thread, timeout: float | None = None) -> None:
         if thread.name == "link" and not late:
-            late.append(Spoke(there, Address(host="127.0.0.1", port=port, key=KEY, rank=2, size=3)))
+            late.append(Spoke(there, 2, port))
         join(thread, timeout)
 
     monkeypatch.setattr(threading.Thread, "join", join_late)
     second.close()
     poll_until(lambda: here.present() == {0, 2}, LIMIT, "rank 2 has joined")
     late[0].tell(FAILED)
-    poll_until(lambda: (2, FAILED) in first.received(), LIMIT, "what it tells arrives")
+    first.hears((2, FAILED))
     late[0].close()
     first.close()

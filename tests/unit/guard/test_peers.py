@@ -92,3 +92,23 @@ def test_a_guard_that_leaves_is_not_present_and_one_that_was_is_not_gone(pair: t
     poll_until(lambda: 1 not in hub.peers.present, LIMIT, "rank 1 leaves")
     hub.hears(Done(0))
     assert not [message for message in hub.heard if isinstance(message, Gone)]
+
+
+def test_a_job_has_ended_well_when_all_ranks_have() -> None:
+    restarts = Restarts(2, rank=0, size=3)
+    assert restarts.finish()
+    assert not restarts.finish()
+    restarts.done.add(2)
+    assert restarts.unfinished() == {1}
+    restarts.done.add(1)
+    assert not restarts.unfinished()
+
+
+def test_a_rank_whose_guard_cannot_tell_is_not_waited_for() -> None:
+    """Behind a firewall: its own end would never be known, and the job never end."""
+    restarts = Restarts(2, rank=0, size=3)
+    restarts.finish()
+    assert restarts.unfinished({0, 1}) == {1}
+    restarts.done.add(1)
+    assert restarts.unfinished() == {2}
+    assert not restarts.unfinished({0, 1})
