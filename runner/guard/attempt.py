@@ -53,7 +53,7 @@ class WorkerAttempt:
         self.patience = Patience(lambda: worker.shown[0], worker.board, watched, requests)
         calls = requests.take if requests else list
         self.hang = Hang(lambda: worker.shown, words.rank, words.size, calls, number)
-        self.meeting = Meeting(self.worker, self.patience, self.hang, words, console, watched)
+        self.meeting = Meeting(self, words, console, watched)
         self.busy = BusyRanks(peers, self.patience, number)
         self.others = Others(words, hosts, console)
         self.follows = False  # another rank has failed
@@ -98,10 +98,9 @@ class WorkerAttempt:
 class Meeting:
     """A worker's rendezvous with the others. Ranks of this host that run another program will never come."""
 
-    def __init__(
-        self, worker: Worker, patience: Patience, hang: Hang, words: Words, console: Console, watched: Watched
-    ) -> None:
-        self._worker, self._patience, self._hang, self._words, self._console = worker, patience, hang, words, console
+    def __init__(self, attempt: WorkerAttempt, words: Words, console: Console, watched: Watched) -> None:
+        self._worker, self._patience, self._hang = attempt.worker, attempt.patience, attempt.hang
+        self._words, self._console = words, console
         self._slow_after = min(_STARTING, watched.rendezvous_timeout / 2)
         self._is_first_on_host = watched.is_first_on_host
         self._is_slow = False  # that it starts slowly was said
@@ -112,13 +111,13 @@ class Meeting:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Say where the worker is if it starts slowly, and end a wait for ranks that will never come."""
+        """Say where a worker is that starts slowly, and end a wait for ranks that will never come."""
         self._look_for_a_slow_start()
         if self._worker.has_started and not self._worker.rendezvous_at and self._words.size > 1:
             self._look_for_other_programs()
 
     def say_that_it_is_late(self) -> None:
-        """Print that its time is over."""
+        """Print that the worker's time is over."""
         if self._worker.has_started and self._known:
             self._console.say(f"has not met all other ranks: {self._known}", fix=HOW_TO_START)
         elif self._worker.has_started:
@@ -129,7 +128,7 @@ class Meeting:
         self._console.complain(f"it was in {self._hang.place()}")
 
     def _look_for_a_slow_start(self) -> None:
-        """Say where the worker is that does not look for the other ranks: they know only that it is absent."""
+        """Say where a worker is that does not look for the other ranks yet: they know only that it is absent."""
         if self._is_slow or self._worker.has_started or self._patience.is_stopped:
             return
         if self._patience.watched > self._slow_after:
@@ -172,6 +171,6 @@ class Meeting:
 
 
 def _in_words(found: Sequence[OtherProgram], what: str = "is another program") -> str:
-    """``rank 1 is another program (sleep 60)``, of the first few."""
+    """Return ``rank 1 is another program (sleep 60)`` for the first few."""
     texts = [f"rank {one.rank} {what} ({one.command})" for one in found[:_NAMED]]
     return ", ".join(texts) + (f", and {len(found) - _NAMED} more" if len(found) > _NAMED else "")

@@ -73,7 +73,7 @@ class Rank:
                 print_text(f"{text}\n", self.origin.descriptors.get(2))
 
     def lose_proxy(self) -> None:
-        """The proxy has ended before its rank: it was killed."""
+        """Note that the proxy was killed before its rank has ended."""
         self.events.has_lost_proxy = True
         self.events.put(0)
 
@@ -265,7 +265,7 @@ class Ending:
         self._waited_out: set[Awaited] = set()
 
     def conclude(self) -> Decision:
-        """Say what the end means, and wait for what may change that; at last the decision."""
+        """Say what the end means, and wait for what may change that. Return the decision."""
         watch, has_ended = self._watch, self._end.status is not None
         if has_ended:
             self._speak()
@@ -279,7 +279,7 @@ class Ending:
         return decision
 
     def _decide(self) -> Decision:
-        """The decision by what is known now."""
+        """Return the decision by what is known now."""
         attempt, restarts, signals = self._attempt, self._watch.restarts, self._watch.signals
         events, peers = self._watch.events, self._watch.peers
         return decide(
@@ -342,7 +342,7 @@ class Ending:
             watch.look_for_a_hang()
 
     def _left(self, awaited: Awaited) -> float:
-        """Seconds for which it is waited at most; 0 where it cannot come."""
+        """Return the seconds to wait for a fact at most; 0 if it cannot come."""
         if awaited is Awaited.PEERS:
             return _ROUND
         if awaited is Awaited.HANG_REPORT:
@@ -353,7 +353,7 @@ class Ending:
 
 
 def _described(error: BaseException) -> str:
-    """A line for what a user can mend; else a defect of the runner's."""
+    """Return a line for what a user can mend; else the traceback of a defect of the runner's."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"runner: too many files are open for one more rank on this host; raise the limit of {limit} (ulimit -n)"

@@ -106,7 +106,7 @@ class Watched:
 
 
 class Refused(Exception):
-    """A process cannot become a rank: the line to print, "" for none, the exit code, and the seconds until then."""
+    """Raised if a process cannot become a rank: with the line to print ("" for none), the exit code, and the seconds until then."""
 
     def __init__(self, line: str, code: int, after: float = 0.0) -> None:
         super().__init__(line)

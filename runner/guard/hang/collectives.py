@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
-    """Called in the worker: from now on its calls can be taken.
+    """Let the guard take this worker's calls from now on.
 
     Args:
         asked: the pipe on which the guard asks.
@@ -81,7 +81,7 @@ def answer(asked: int, file: IO[Any], calls: Callable[[], list[Call]]) -> None:
 
 @dataclass(frozen=True)
 class Requests:
-    """Called in the guard: what its worker is asked, and answers.
+    """A guard's questions to its worker about collectives.
 
     Attributes:
         pipe: on which the guard asks.
@@ -98,7 +98,7 @@ class Requests:
             os.write(self.pipe, b"?")
 
     def answered(self) -> Answer | None:
-        """The worker's answer; None if there is none yet."""
+        """Return the worker's answer, or None if there is none yet."""
         text = os.pread(self.file.fileno(), os.fstat(self.file.fileno()).st_size, 0)
         if not text.endswith(b"\n"):
             return None
@@ -109,7 +109,7 @@ class Requests:
         return Answer([Call(**call) for call in said["calls"]], said["inside"])
 
     def take(self) -> list[Call]:
-        """Ask, and wait for the answer."""
+        """Ask the worker, and wait for the answer."""
         self.ask()
         end = time.monotonic() + _WITHIN
         while (said := self.answered()) is None and time.monotonic() < end:
@@ -123,7 +123,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def alike(ranks: Iterable[tuple[Key, int]]) -> Iterable[tuple[Key, list[int]]]:
-    """The ranks of each key, in the order in which the keys come first."""
+    """Return the ranks of each key, in the order in which the keys come first."""
     found: dict[Key, list[int]] = {}
     for key, rank in ranks:
         found.setdefault(key, []).append(rank)
@@ -144,7 +144,7 @@ def lines(found: Mapping[int, Sequence[Call]]) -> list[str]:
 
 
 def behind(found: Mapping[int, Sequence[Call]]) -> list[int]:
-    """The ranks for which others wait in a collective, and that wait in none themselves; none where the calls do not tell.
+    """Return the ranks for which others wait in a collective, and that wait in none themselves; none where the calls do not tell.
 
     Args:
         found: as in ``lines()``.
@@ -166,12 +166,12 @@ def _by_group(found: Mapping[int, Sequence[Call]]) -> dict[str, dict[int, Call]]
 
 
 def _missing(calls: Mapping[int, Call], last: int) -> list[int]:
-    """The ranks of a group that have not come to this collective."""
+    """Return the ranks of a group that have not come to this collective."""
     return sorted(rank for rank, call in calls.items() if call.is_over and call.number < last)
 
 
 def _line(calls: Mapping[int, Call], silent: Sequence[int]) -> str:
-    """About one process group."""
+    """Describe one process group."""
     any_call = next(iter(calls.values()))
     members = f" of {ranks_text(sorted(any_call.ranks))}" if any_call.ranks else ""
     states = dict(alike(((call.is_over, call.number, call.name), rank) for rank, call in calls.items()))

@@ -45,13 +45,13 @@ class _Clock:
         self.seconds = 0.0
 
     def see(self, mark: object, passed: float) -> None:
-        """The mark now, so many seconds after the last look."""
+        """Take the mark as it is so many seconds after the last look."""
         self.seconds = self.seconds + passed if mark is not None and mark == self._mark else 0.0
         self._mark = mark
 
 
 class Patience:
-    """Whether a worker still makes progress. Asked at least once per second.
+    """Decides whether a worker still makes progress. Asked at least once per second.
 
     In a training and its evaluations progress is what the worker reports. Before and after, it is asked in which call of
     torch.distributed it is: what it does by itself there, such as preparing data, may take any time.
@@ -81,7 +81,7 @@ class Patience:
         return self._stopped > 0
 
     def lost(self, *, has_met: bool = True) -> Reason | None:
-        """Why the worker counts as hung; None if it does not. Before it has met the others only a stopped one does."""
+        """Return why the worker counts as hung, or None. Before it has met the others only a stopped one does."""
         now, progress = time.monotonic(), self._board.read()
         passed, self._looked = min(now - self._looked, _LONGEST), now
         self.watched += passed
@@ -178,7 +178,7 @@ class BusyRanks:
         self._ranks = set[int]()
 
     def note(self, rank: int, *, is_busy: bool) -> None:
-        """A worker is busy, or no longer; told where that is new."""
+        """Note that a worker is busy, or no longer; tell the others if that is new."""
         if is_busy == (rank in self._ranks):
             return
         were_busy = bool(self._ranks)
@@ -226,7 +226,7 @@ class Hang:
         return self._rank in self.reasons
 
     def begin(self, reason: Reason) -> Reason:
-        """This worker counts as hung. Returns what rank 0's guard is to know."""
+        """Count this worker as hung. Return what rank 0's guard is told."""
         self.reasons[self._rank] = reason = replace(reason, attempt=self._attempt)
         self._reported_by = time.monotonic() + _REPORTING
         return reason
@@ -246,11 +246,11 @@ class Hang:
         return "; ".join(filter(None, (slow, connecting, how_to_resume)))
 
     def waits(self) -> bool:
-        """Whether a guard whose worker has hung, and ended, is to stay until that is reported."""
+        """Return whether a guard whose worker has hung and ended still waits for the report."""
         return self.is_own and not self.is_reported and time.monotonic() < self._reported_by
 
     def take(self, rank: int, message: Message) -> Stacks | None:
-        """A message of another guard. Returns the answer, if it asks for one."""
+        """Take a message of another guard. Return the answer if it asks for one."""
         match message:
             case Reason():
                 self.reasons[rank] = message
@@ -333,7 +333,7 @@ class Hang:
         return "\n".join(lines)
 
     def _waited_for(self, found: Mapping[int, Sequence[stacks.Frame]]) -> list[int]:
-        """The ranks that keep the others waiting: by their collectives, and by their stacks where those do not tell.
+        """Return the ranks that keep the others waiting: by their collectives, and by their stacks where those do not tell.
 
         On a GPU a collective returns at once, and who waits for another rank waits anywhere for the device.
         """

@@ -96,14 +96,14 @@ class Frame(NamedTuple):
 
 
 def new_file() -> IO[Any]:
-    """A file that worker and guard share. Made before the fork."""
+    """Make a file that worker and guard share, before the fork."""
     if hasattr(os, "memfd_create"):  # no folder has to be writable
         return open(os.memfd_create("shared"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def let_show(file: IO[Any]) -> None:
-    """Called in the worker: from now on its stacks can be taken. A crash in C also shows the stack, on stderr."""
+    """Let the guard take this worker's stacks from now on. A crash in C also shows the stack, on stderr."""
     faulthandler.register(_SIGNAL, file=file, all_threads=True, chain=False)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is no file
         if not faulthandler.is_enabled():
@@ -111,7 +111,7 @@ def let_show(file: IO[Any]) -> None:
 
 
 def take(worker: int, file: IO[Any]) -> str:
-    """Called in the guard: the stacks of all threads of its worker, "" if it does not show them. A stopped worker goes on."""
+    """Return the stacks of all threads of a worker, "" if it does not show them. A stopped worker goes on."""
     with _taking.setdefault(file.fileno(), threading.Lock()):
         return _take(worker, file.fileno())
 
@@ -150,7 +150,7 @@ def catches(process: int, number: int) -> bool:
 
 
 def main_thread(text: str) -> list[Frame]:
-    """The main thread's frames, innermost first: faulthandler writes that thread last."""
+    """Return the main thread's frames, innermost first: faulthandler writes that thread last."""
     block = re.split(r"\n\s*\n", text.strip())[-1]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(block)]
 
@@ -184,7 +184,7 @@ def place_in_kernel(worker: int) -> str:
 
 
 def of_program(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames without the runner's own below the program."""
+    """Return the frames without the runner's own below the program."""
     own = len(frames)
     while own and (_is_of(frames[own - 1].file, _BELOW) or os.path.basename(frames[own - 1].file) in _STARTED):
         own -= 1
@@ -204,11 +204,11 @@ class Inside:
         return self._frame is not None
 
     def forget(self) -> None:
-        """Keep nothing: the next look finds another call."""
+        """Forget the call: the next look finds another one."""
         self._frame = None
 
     def look(self) -> int:
-        """A number that is another one for each call; 0: it is in none."""
+        """Return a number that differs for each call; 0 outside of any."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         call = None if frame is None else _call_of(frame)
         if call is not self._frame:
@@ -217,7 +217,7 @@ class Inside:
 
 
 def _call_of(frame: FrameType) -> FrameType | None:
-    """The frame of the call that the program, or another library, has made; None if this is not within one."""
+    """Return the frame of the call that the program, or another library, has made; None outside of one."""
     found: FrameType | None = None
     outer: FrameType | None = frame
     while outer is not None and _is_of(outer.f_code.co_filename, _OPERATOR):

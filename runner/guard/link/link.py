@@ -37,6 +37,7 @@ from runner.rendezvous.transport.endpoint import listen
 from runner.rendezvous.transport.protocol import ProtocolError, text_of
 from runner.rendezvous.transport.server import Server
 
+_NOBODY = -1  # in the place of the rank that has told a message
 _LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
 _ROUND = 0.05  # seconds in which the hub looks for something to send
 _BEAT = 5.0  # seconds between two signs of life
@@ -62,7 +63,7 @@ class Address:
 
 
 class Link:
-    """An agent's end, for all its ranks."""
+    """An agent's end of the link, for all its ranks."""
 
     def __init__(self) -> None:
         self.listener: socket.socket | None = None  # the hub's, on rank 0's host
@@ -77,12 +78,12 @@ class Link:
         self._address: Address | None = None  # of the rank that has joined last
 
     def listen(self) -> None:
-        """Called where rank 0 is, before its worker is started."""
+        """Become the hub: on rank 0's host, before its worker is started."""
         with contextlib.suppress(OSError):  # the job runs without a link
             self.listener = listen(loopback=False)
 
     def join(self, address: Address, deliver: Deliver) -> None:
-        """A rank joins. ``deliver``: is called for messages to it, each after the rank that told it, or that is gone."""
+        """Let a rank join. ``deliver`` is called with messages to it, each after the rank that told it, or that is gone."""
         with self._lock:
             told, self._ranks[address.rank] = list(self._told), deliver
             self._has_had_rank_0 = self._has_had_rank_0 or address.rank == 0
@@ -99,7 +100,7 @@ class Link:
         self._thread.start()
 
     def present(self) -> set[int]:
-        """The ranks that have joined and not left, as far as this agent knows: the hub's knows all."""
+        """Return the ranks that have joined and not left, as far as this agent knows: the hub's knows all."""
         with self._lock:
             own = set(self._ranks)
         return own | (self._hub.present() if self._hub else set())
@@ -109,13 +110,13 @@ class Link:
         return self._hub.silent() if self._hub else set()
 
     def tell(self, rank: int, message: Message) -> None:
-        """A rank tells all others, or only rank 0: see the message."""
+        """Tell all other ranks, or only rank 0: see the message."""
         self.deliver([(rank, message)])
         if self.is_open and not (isinstance(message, ToHub) and self.listener):
             self._outbox.put((rank, message))
 
     def deliver(self, told: Sequence[tuple[int, Message]]) -> None:
-        """Messages, each after the rank that has told it, to the other ranks of this host."""
+        """Deliver messages, each after the rank that has told it, to the other ranks of this host."""
         with self._lock:
             has_no_rank_0 = self.listener is not None and not self._has_had_rank_0
             self._told += [
@@ -128,7 +129,7 @@ class Link:
             deliver(_for_rank(rank, told))
 
     def leave(self, rank: int, last: Message) -> None:
-        """A rank leaves, after what it has told is sent; within a second or two."""
+        """Let a rank leave, after what it has told is sent; within a second or two."""
         self.deliver([(rank, last)])
         with self._lock:  # in one: else what another one tells as its last could come after the end
             self._ranks.pop(rank, None)
@@ -166,18 +167,12 @@ class Link:
             self.is_open = False  # the launcher alone ends the ranks then
             # Where nothing listens any more the job is about to end.
             if isinstance(error, (UnreachableError, socket.gaierror)):
-                self._deliver_to_all(one.rank, Apart(f"{one.host}:{one.port}: {error.strerror}"))
+                self.deliver([(_NOBODY, Apart(f"{one.host}:{one.port}: {error.strerror}"))])
             return
         with client:
             if why := self._talk(client):
-                self._deliver_to_all(0, Gone(why))
+                self.deliver([(0, Gone(why))])
         self.is_open = False
-
-    def _deliver_to_all(self, rank: int, message: Message) -> None:
-        with self._lock:
-            own = list(self._ranks.values())
-        for deliver in own:
-            deliver([(rank, message)])
 
     def _connect(self, one: Address) -> Client:
         end = time.monotonic() + _JOINING
@@ -255,7 +250,7 @@ class _Hub:
         self._returned: Counter[int] = Counter()  # ranks of which was passed on that they have, by attempt
 
     def present(self) -> set[int]:
-        """The other hosts' ranks that have joined and not left."""
+        """Return the other hosts' ranks that have joined and not left."""
         return set().union(*list(self._ranks.values()))
 
     def silent(self) -> set[int]:

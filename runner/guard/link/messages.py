@@ -145,7 +145,7 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for base in (Message, To
 
 
 def attempt_of(message: Message) -> int | None:
-    """The attempt that a message is about; None: the whole job."""
+    """Return the attempt that a message is about; None for the whole job."""
     attempt: int | None = getattr(message.failure if isinstance(message, Hung) else message, "attempt", None)
     return attempt
 
@@ -156,7 +156,7 @@ def packed(rank: int, message: Message) -> list[object]:
 
 
 def unpacked(sent: object) -> tuple[int, Message]:
-    """The rank and the message. What is none counts as a sign of life: it comes from another version of the runner."""
+    """Return the rank and the message. Anything else, from another version of the runner, counts as a sign of life."""
     with suppress(KeyError, TypeError):
         match sent:
             case [int(rank), str(kind), dict(fields)]:

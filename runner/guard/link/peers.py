@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -28,18 +27,18 @@ class Restarts:
         self.done: set[int] = set()  # ranks whose workers have ended well in this attempt
 
     def next(self) -> None:
-        """Another attempt begins."""
+        """Begin another attempt."""
         self.attempt += 1
         self.done = set()
 
     def finish(self) -> bool:
-        """This rank's worker has ended well. Returns whether that is new."""
+        """Note that this rank's worker has ended well. Return whether that is new."""
         is_new = self._rank not in self.done
         self.done.add(self._rank)
         return is_new
 
     def unfinished(self, known: set[int] | None = None) -> set[int]:
-        """The other ranks that have not ended well. ``known``: those of which the end would be told; None: all."""
+        """Return the other ranks that have not ended well. ``known``: the ranks whose end would be told; None: all."""
         return (set(range(self._size)) if known is None else known) - self.done - {self._rank}
 
 
@@ -47,7 +46,7 @@ class Peers:
     """The other ranks' guards as one guard sees them; none before the first rendezvous, or if rank 0's cannot be reached."""
 
     def __init__(self, rank: int, link: Link, events: Events, restarts: Restarts) -> None:
-        """``link``: its agent's."""
+        """``link``: the agent's."""
         self._rank, self._link, self._events, self._restarts = rank, link, events, restarts
         self.is_hub = rank == 0 and link.listener is not None  # whether this is the guard that the others report to
         self._has_joined = False
@@ -56,7 +55,7 @@ class Peers:
 
     @property
     def are_reached(self) -> bool:
-        """Whether the link to them is open."""
+        """Whether the link to the other guards is open."""
         return self._has_joined and self._link.is_open
 
     @property
@@ -89,17 +88,17 @@ class Peers:
         return True
 
     def tell(self, message: Message | None) -> None:
-        """Tell all of them, or rank 0's only: see the message."""
+        """Tell all other guards, or only rank 0's: see the message."""
         if self._has_joined and message:
             self._link.tell(self._rank, message)
 
     def received(self) -> list[tuple[int, Message]]:
-        """The messages since the last call, each after the rank that told it, without those of attempts that are over.
+        """Return the messages since the last call, each after the rank that told it, without those of attempts that are over.
 
         What is of the next attempt is kept until that begins here, too.
         """
-        new = self._arrived() if self._events.has_messages() else []
-        known, self._early = [*self._early, *new], []
+        arrived = self._inbox.qsize() if self._events.has_messages() else 0
+        known, self._early = [*self._early, *(self._inbox.get() for _ in range(arrived))], []
         taken = []
         for rank, message in known:
             attempt = attempt_of(message)
@@ -121,13 +120,6 @@ class Peers:
         if told:
             self._events.wake()
 
-    def _arrived(self) -> list[tuple[int, Message]]:
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._inbox.get_nowait())
-        return found
-
 
 class Others:
     """Reports of other ranks' guards about the ends of their workers, in one attempt. Rank 0's guard prints them if nobody else does."""
@@ -140,11 +132,11 @@ class Others:
         self._left: dict[int, tuple[float, str]] = {}  # ranks that have left without a word: when, and how
 
     def end(self, rank: int, message: Ends) -> None:
-        """All ranks end, as this one has said."""
+        """Note that all ranks end, as this one has said."""
         self.ends_with, self._why = message.code, f"{self._named(rank)}: {message.why}"
 
     def has_returned(self, rank: int, message: Returned) -> None:
-        """A rank has ended with code 0."""
+        """Note that a rank has ended with code 0."""
         if message.how:
             self._left[rank] = time.monotonic(), message.how
 
@@ -176,5 +168,5 @@ class Others:
 
 
 def _is_final(message: Message) -> bool:
-    """Whether it ends the job also in a later attempt: the rank will not be there."""
+    """Return whether a message ends the job also in a later attempt, because the rank will not be there."""
     return isinstance(message, Failed) and not message.again

@@ -13,7 +13,6 @@ import contextlib
 import os
 import queue
 import resource
-import select
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from runner.base.environment import replace_variables
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.link.link import Link
+from runner.guard.process.events import readable
 from runner.guard.process.forks import adopt_orphans
 from runner.guard.process.importer import Work, open_files
 from runner.guard.process.proxy import ENDS, EVENT, TELLS
@@ -111,7 +111,6 @@ class _Proxy:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.rank: Rank | None = None  # once it has handed over
-        self.rest = b""  # of an event
 
 
 class Agent:
@@ -148,14 +147,11 @@ class Agent:
     def run(self) -> None:
         """Until no proxy is left."""
         while self._accept() or self._ranks:
-            poll = select.poll()
             sources = [self._woken, *self._proxies]
             sources += [self._listener.fileno()] if self._listener else []
             told = self._workers.importer.connection.fileno() if self._workers.importer else None
             sources += [] if told is None else [told]
-            for source in sources:
-                poll.register(source, select.POLLIN)
-            ready = {number for number, _ in poll.poll(1000 * _ROUND if self._workers.has_lost_importer else None)}
+            ready = set(readable(sources, _ROUND if self._workers.has_lost_importer else None))
             self._reap()
             if self._woken in ready:
                 os.read(self._woken, 4096)
@@ -228,11 +224,8 @@ class Agent:
             del self._proxies[number]
             proxy.rank.lose_proxy()
             return
-        proxy.rest += events
-        whole = len(proxy.rest) // EVENT.size * EVENT.size
-        for event in EVENT.iter_unpack(proxy.rest[:whole]):
+        for event in EVENT.iter_unpack(events):
             proxy.rank.events.put(*event)
-        proxy.rest = proxy.rest[whole:]
 
     def _take_over(self, number: int, proxy: _Proxy) -> None:
         """Begin to watch the rank of a proxy that hands over."""
@@ -296,12 +289,9 @@ def _wait_for_launch(name: bytes, workers: Workers, inherited: set[int]) -> _Nex
         kept.bind(name)
         kept.listen()
         kept.setblocking(False)
-        poll = select.poll()
-        poll.register(kept, select.POLLIN)
         told = importer.connection.fileno()
-        poll.register(told, select.POLLIN)
         while workers.importer and (left := end - time.monotonic()) > 0:
-            ready = {number for number, _ in poll.poll(1000 * left)}
+            ready = readable([kept.fileno(), told], left)
             if told in ready:
                 workers.hear()
             for connection in accept_own(kept) if kept.fileno() in ready else ():

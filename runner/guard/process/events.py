@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Iterable
 
 from runner.base.process_stat import process_stat
 from runner.guard.process.proxy import EVENT
@@ -82,12 +83,12 @@ class Events:
             os.close(self._end_of_launcher)
 
 
-def readable(sources: list[int], within: float) -> list[int]:
-    """Return the file descriptors that can be read. (select() takes none above 1,023.)"""
+def readable(sources: Iterable[int], within: float | None) -> list[int]:
+    """Wait for so many seconds, None: for ever. Return the file descriptors that can be read. (select() takes none above 1,023.)"""
     poll = select.poll()
     for source in sources:
         poll.register(source, select.POLLIN)
-    return [source for source, _ in poll.poll(1000 * within)]
+    return [source for source, _ in poll.poll(None if within is None else 1000 * within)]
 
 
 def name_of(number: int) -> str:

@@ -1,4 +1,4 @@
-"""What the kernel is told about a process, and forks of a process whose threads call libraries."""
+"""System calls about a process and its children, and forks of a process whose threads call libraries."""
 
 from __future__ import annotations
 

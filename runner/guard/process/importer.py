@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import io
 import os
-import select
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 
 from runner.base.environment import replace_variables
 from runner.guard.hang.stacks import let_show, new_file
+from runner.guard.process.events import readable
 from runner.guard.process.forks import adopt_orphans, die_with, name_process, outside_of_libraries
 from runner.guard.process.identity import is_open
 from runner.guard.process.lifeline import Lifeline
@@ -115,11 +115,8 @@ def _serve(work: Work, connection: socket.socket, name: str) -> Lifeline | None:
     send(connection, {"ready": not reason, "why": reason, "said": said.getvalue()})
     if reason:
         return None
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    poll.register(woken, select.POLLIN)
     while True:
-        ready = {number for number, _ in poll.poll()}
+        ready = readable([connection.fileno(), woken], None)
         if woken in ready:
             os.read(woken, 4096)
             _reap(connection)

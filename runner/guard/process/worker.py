@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from runner.base.errors import EXIT_FAILURE
 from runner.guard.hang.stacks import new_file
@@ -16,9 +17,6 @@ from runner.guard.process.events import read
 from runner.guard.process.lifeline import Fails, WorkerMessage, read_message
 from runner.guard.process.proxy import ENDS
 from runner.guard.report.board import Board
-
-if TYPE_CHECKING:
-    import psutil
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
@@ -121,7 +119,7 @@ class Worker:
         return [read_message(line) for line in lines]
 
     def complete_rendezvous(self) -> None:
-        """The rendezvous is complete: the time limit ends."""
+        """Note that the rendezvous is complete: the time limit ends."""
         self.rendezvous_at = time.monotonic()
         if self.verdict is None:  # else it is to end, and has come as far as this meanwhile
             self._deadline = None
@@ -205,7 +203,7 @@ class Worker:
             _end_group(self.process)
 
     def give(self) -> None:
-        """The worker has its descriptors."""
+        """Close the descriptors that the worker has got."""
         for number in self.given:
             os.close(number)
         self.given = []
@@ -221,7 +219,7 @@ class Worker:
 
 
 def killed_for_memory(process: Path = Path("/proc/self"), mounts: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many processes the kernel has killed for memory in this process's control group: for a job's limit, or for the host's.
+    """Return how many processes the kernel has killed for memory in this process's control group, for a job's limit or the host's.
 
     Args:
         process: its folder in /proc.
@@ -237,17 +235,10 @@ def killed_for_memory(process: Path = Path("/proc/self"), mounts: Path = Path("/
                 files = [mounts / "memory" / path.lstrip("/") / "memory.oom_control"]
             else:
                 continue
-            count += sum(map(_count, files))
+            for file in files:
+                with contextlib.suppress(OSError):
+                    count += sum(map(int, re.findall(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)))
     return count
-
-
-def _count(file: Path) -> int:
-    with contextlib.suppress(OSError):
-        for line in file.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.isdecimal():
-                return int(value)
-    return 0
 
 
 def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
@@ -276,19 +267,13 @@ def _end_children(importer: int, others: Collection[int]) -> None:
     left = []
     with contextlib.suppress(psutil.Error, OSError):
         own = os.getpgid(importer)
-        for process in _without(psutil.Process(importer), others):
+        children = [child for child in psutil.Process(importer).children() if child.pid not in others]
+        for child in children:
             with contextlib.suppress(psutil.Error, OSError):
-                if os.getpgid(process.pid) == own:
-                    process.terminate()
-                    left.append(process)
+                for process in [child, *child.children(recursive=True)]:
+                    if os.getpgid(process.pid) == own:
+                        process.terminate()
+                        left.append(process)
     for process in psutil.wait_procs(left, GRACE)[1]:
         with contextlib.suppress(psutil.Error):
             process.kill()
-
-
-def _without(process: psutil.Process, others: Collection[int]) -> Iterator[psutil.Process]:
-    """The descendants of a process, without these children and theirs."""
-    for child in process.children():
-        if child.pid not in others:
-            yield child
-            yield from _without(child, ())

@@ -21,10 +21,10 @@ _UNANSWERED = 16  # requests to the importer: with more, both could wait for the
 
 
 class Workers:
-    """Ranks' threads add and cancel workers; the agent's main thread does the rest."""
+    """The importer and its workers. Ranks' threads add and cancel workers; the agent's main thread does the rest."""
 
     def __init__(self, make: Callable[[], Work], *, wake: Callable[[], object], say: Callable[[str], None]) -> None:
-        """Fork nothing yet.
+        """Begin without an importer.
 
         Args:
             make: makes the importer's work, of this process's command line.
@@ -44,7 +44,7 @@ class Workers:
         self._keep: Collection[int] = ()
 
     def serve(self, work: Work, keep: Collection[int]) -> None:
-        """Workers of a launch are forked from now on.
+        """Fork workers of this launch from now on.
 
         Args:
             work: what they, and their importer, do.
@@ -73,7 +73,7 @@ class Workers:
         self._wake()
 
     def _cancel(self, number: int) -> None:
-        """A worker is not to be forked any more, or has ended: its descriptors are about to be closed. Called in a rank's thread."""
+        """Forget a worker, whose descriptors are about to be closed. Called in a rank's thread."""
         with self._lock:
             self._forget(number)
 
@@ -175,7 +175,7 @@ class Workers:
         worker.wake()
 
     def _end_all(self, problem: str, status: int) -> None:
-        """They have ended with the importer, or cannot be forked."""
+        """Note that all workers have ended with the importer, or cannot be forked."""
         for number in list(self._workers):
             self._end(number, problem, status)
 

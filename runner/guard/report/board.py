@@ -50,10 +50,10 @@ class Progress(NamedTuple):
 
 
 class Board:
-    """Made before the fork; the worker writes, the guard reads. Of the ranks that have ended it is the other way round."""
+    """Memory that is made before the fork: the worker writes its progress, the guard the ranks that have ended."""
 
     def __init__(self, file: int | None = None) -> None:
-        """``file``: that of a board which is there; else one is made, in ``file`` of the new board."""
+        """``file``: an existing board's; without it a new board is made, whose ``file`` is its own."""
         size = _FORM.size + _ENDED.size
         is_new = file is None
         if file is None:
@@ -80,7 +80,7 @@ class Board:
         own: float | None = None,
         data: float | None = None,
     ) -> None:
-        """A step of the training is done.
+        """Note that a step of the training is done.
 
         Args:
             loss: the last one known, if that is newer than before.
@@ -102,11 +102,11 @@ class Board:
             self.complete()
 
     def complete(self) -> None:
-        """All steps so far are done, on the device too: the time since the last call is that of so many steps.
+        """Note that all steps so far are done, on the device too: the time since the last call is that of so many steps.
 
         A GPU's step returns when it is launched, so that the host's time of one step says nothing.
         """
-        self._pass()
+        self.go_on()
         last, steps = self._last, self._steps
         if steps:
             mean = _averaged(last.step_seconds, self._seconds / steps, steps)
@@ -117,14 +117,17 @@ class Board:
         self._start_interval()
 
     def go_on(self) -> None:
-        """Something within a step is done, such as a micro-batch."""
-        self._pass()
+        """Note that the worker has come as far as this, as after a micro-batch, and count the time of steps."""
+        now, last = time.monotonic(), self._last
+        if last.phase in _TIMED:
+            self._seconds += now - last.at
+        self._write(last._replace(at=now))
 
     def enter(self, phase: str) -> None:
-        """Another phase begins, or goes on: a batch of an evaluation is done."""
+        """Begin another phase, or go on with it: a batch of an evaluation is done."""
         if phase not in _WITHIN_INTERVAL and self._last.phase in _WITHIN_INTERVAL:
             self.complete()  # the metrics were gathered before, which waits for the device
-        self._pass()
+        self.go_on()
         self._write(self._last._replace(phase=phase))
 
     @contextmanager
@@ -159,23 +162,16 @@ class Board:
         return Progress(at, PHASES[phase], *numbers)
 
     def note_end(self, rank: int) -> None:
-        """Another rank has ended well. Called by the guard."""
+        """Note that another rank has ended well. Called by the guard."""
         number, *ranks = _ENDED.unpack_from(self._memory, _FORM.size)
         if number < MOST_ENDED:
             ranks[number] = rank
             _ENDED.pack_into(self._memory, _FORM.size, number + 1, *ranks)
 
     def ended_ranks(self) -> list[int]:
-        """The first ranks that have ended well, at most 8, as far as the guard knows."""
+        """Return the first ranks that have ended well, at most 8, as far as the guard knows."""
         number, *ranks = _ENDED.unpack_from(self._memory, _FORM.size)
         return sorted(ranks[:number])
-
-    def _pass(self) -> None:
-        """Note that the worker has come as far as this, and count the time of steps."""
-        now, last = time.monotonic(), self._last
-        if last.phase in _TIMED:
-            self._seconds += now - last.at
-        self._write(last._replace(at=now))
 
     def _start_interval(self) -> None:
         self._seconds, self._steps = 0.0, 0
@@ -187,5 +183,5 @@ class Board:
 
 
 def _averaged(mean: float, new: float, steps: int) -> float:
-    """The moving average after so many steps that took ``new`` on average."""
+    """Return the moving average after so many steps that took ``new`` on average."""
     return new + (1 - _SHARE) ** steps * (mean - new) if mean else new

@@ -109,7 +109,7 @@ def _is_writable(file: int, within: float) -> bool:
 
 
 def _error_output_of(process: int) -> TextIO | None:
-    """The standard error of another process of this user, opened to append; None if that is not possible, or if it is a
+    """Open the standard error of another process of this user to append; None if that is not possible, or if it is a
     file that the process does not append to itself, and so would overwrite what is added."""
     path = f"/proc/{process}/fd/2"
     try:
@@ -123,7 +123,7 @@ def _error_output_of(process: int) -> TextIO | None:
 
 
 def described(process: int) -> str:
-    """``bash (process 4711)``; without the name if it cannot be read."""
+    """Return ``bash (process 4711)``, without the name if it cannot be read."""
     try:
         name = Path(f"/proc/{process}/comm").read_text("utf-8", "replace").strip()
         return f"{name} (process {process})"
@@ -149,7 +149,7 @@ class RankOutput:
         self._files: Files | None = None
 
     def pass_on(self, files: Files | None) -> None:
-        """Begin."""
+        """Begin to pass output on, and to keep it in files."""
         self._files = files
         if self._streams:
             threading.Thread(target=self._work, name="output", daemon=True).start()
@@ -219,7 +219,7 @@ class _Stream:
         self._is_in_line = False
 
     def close(self) -> None:
-        """The agent writes no more to it."""
+        """Close the agent's end for writing."""
         os.close(self.writing)
 
     def read(self) -> bytes | None:
@@ -261,7 +261,7 @@ class _Stream:
 
 
 def _terminal_like(number: int) -> tuple[int, int]:
-    """A pseudo-terminal of the same size, which passes all on as it is. Returns the guard's end and the rank's."""
+    """Open a pseudo-terminal of the same size, which passes all on as it is. Return the guard's end and the rank's."""
     import fcntl
     import pty
     import termios
