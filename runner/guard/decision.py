@@ -11,9 +11,9 @@ import signal
 from dataclasses import dataclass, replace
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
-from runner.guard.hang.advice import EVERY_STEP, MORE_MEMORY, after_signal
 from runner.guard.process.events import name_of
 from runner.guard.process.proxy import ENDS, TELLS
+from runner.guard.report.failure import EVERY_STEP, MORE_MEMORY, after_signal
 
 SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM

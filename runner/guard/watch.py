@@ -18,9 +18,8 @@ from runner.guard.process.events import Events, name_of
 from runner.guard.process.lifeline import Computes, Fails, Leaves, Met, Seeks
 from runner.guard.process.proxy import ENDS
 from runner.guard.process.worker import Worker
-from runner.guard.report.console import Console, RankOutput, described
+from runner.guard.report.console import Console, Files, RankOutput, described
 from runner.guard.report.failure import Failure, Report
-from runner.guard.report.files import Files
 from runner.guard.report.rank_state import StateFile
 from runner.guard.settings import Origin, Watched, Words
 from runner.hardware.nvml import GpuMeter

@@ -21,8 +21,8 @@ import runner.launch.modules
 import runner.launch.program
 from runner.backends.shutdown import shutdown
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, is_echo
-from runner.guard.hang.advice import EVERY_STEP, after_error
 from runner.guard.process.lifeline import Fails, Leaves, Lifeline
+from runner.guard.report.failure import EVERY_STEP, after_error
 from runner.guard.settings import Refused
 from runner.job import Job
 from runner.launch.context import LaunchContext

@@ -18,7 +18,7 @@ from typing import Any
 from runner.base.process_stat import process_stat
 from runner.guard.process.forks import in_library
 from runner.guard.report.board import ENDED, Board
-from runner.guard.report.files import Files
+from runner.guard.report.console import Files
 from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from runner.guard.hang.advice import MORE_DISK, MORE_MEMORY, MORE_SHARED_MEMORY, after_error, after_signal
+from runner.guard.report.failure import MORE_DISK, MORE_MEMORY, MORE_SHARED_MEMORY, after_error, after_signal
 
 COLLECTIVES = "TORCH_DISTRIBUTED_DEBUG=DETAIL shows whether the ranks' collective calls differ"
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from runner.guard.report.files import Files
+from runner.guard.report.console import Files
 
 PIECE = bytes(range(256)) * 4096  # a MiB
 

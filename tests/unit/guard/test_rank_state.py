@@ -15,7 +15,7 @@ import pytest
 
 from runner.guard.process import forks
 from runner.guard.report.board import Board
-from runner.guard.report.files import Files
+from runner.guard.report.console import Files
 from runner.guard.report.rank_state import History, StateFile
 from runner.guard.settings import Watched
 from runner.hardware.nvml import GpuMeter
