@@ -14,16 +14,16 @@ from runner.guard.hang.collectives import Requests
 from runner.guard.hang.hang import BusyRanks, Hang, Patience
 from runner.guard.link.messages import Reason
 from runner.guard.link.peers import Others, Peers
-from runner.guard.process.worker import GRACE, Worker
+from runner.guard.process.worker import GRACE_SECONDS, Worker
 from runner.guard.report.console import Console
 from runner.guard.settings import Watched, Words
 from runner.launch.siblings import HOW_TO_START, OtherProgram, Siblings
 
 # Seconds after which a worker that does not look for the others is slow: it only reads a few files before.
-_STARTING = 20.0
+_START_SECONDS = 20.0
 _FIRST_LOOK, _LAST_LOOK = 3.0, 90.0  # seconds of waiting for the other ranks
 _GROWTH = 1.5  # of the time until the next look
-_REMARK = 10.0  # seconds of waiting after which a program that may yet start the runner is named
+_REMARK_SECONDS = 10.0  # seconds of waiting after which a program that may yet start the runner is named
 _SO_FAR = "runs another program so far"
 _NAMED = 3  # ranks in a message
 
@@ -101,7 +101,7 @@ class Meeting:
     def __init__(self, attempt: WorkerAttempt, words: Words, console: Console, watched: Watched) -> None:
         self._worker, self._patience, self._hang = attempt.worker, attempt.patience, attempt.hang
         self._words, self._console = words, console
-        self._slow_after = min(_STARTING, watched.rendezvous_timeout / 2)
+        self._slow_after = min(_START_SECONDS, watched.rendezvous_timeout / 2)
         self._is_first_on_host = watched.is_first_on_host
         self._is_slow = False  # that it starts slowly was said
         self._began = time.monotonic()
@@ -161,10 +161,10 @@ class Meeting:
             if found.is_speaking:
                 self._console.say(_in_words(sorted(final)), fix=HOW_TO_START, is_named=False)
             # The launcher ends all when the first has ended.
-            self._worker.end(EXIT_USAGE, 0.0 if found.is_speaking else GRACE)
+            self._worker.end(EXIT_USAGE, 0.0 if found.is_speaking else GRACE_SECONDS)
         elif final:
             self._next = waited + 1.0
-        elif found.others and waited > _REMARK and not self._is_remarked:
+        elif found.others and waited > _REMARK_SECONDS and not self._is_remarked:
             self._is_remarked = True
             if found.is_speaking:
                 self._console.complain(f"waits for the other ranks: {_in_words(found.others, _SO_FAR)}")

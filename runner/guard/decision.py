@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from runner.base.errors import EXIT_FAILURE, EXIT_HANG, EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.process.events import name_of
-from runner.guard.process.proxy import ENDS, TELLS
+from runner.guard.process.proxy import NOTICE_SIGNALS, STOP_SIGNALS
 from runner.guard.report.failure import EVERY_STEP, MORE_MEMORY, after_signal
 
 SILENTLY = "without Python's own end: by os._exit(), os.exec…() or a library"
@@ -176,7 +176,7 @@ def _by_signal(number: int, facts: Facts) -> _OwnEnd:
     if number in end.passed_on and number == signal.SIGTERM and not end.has_met:
         # Another rank may have failed before they met: srun shows the largest code, and 143 says nothing.
         return _OwnEnd(code=EXIT_FAILURE, ended_by=name)
-    if number in end.passed_on and number not in TELLS:
+    if number in end.passed_on and number not in NOTICE_SIGNALS:
         return _OwnEnd(code=128 + number, ended_by=name)
     is_for_memory = number == signal.SIGKILL and end.is_killed_for_memory
     fixes = (
@@ -194,7 +194,9 @@ def _by_signal(number: int, facts: Facts) -> _OwnEnd:
 def _is_silent(own: _OwnEnd, facts: Facts) -> bool:
     """Whether the worker has left its job, after the ranks had met, and its end does not tell why."""
     end = facts.end
-    is_told = bool(own.message) or end.verdict is not None or end.has_said or bool(end.passed_on.intersection(ENDS))
+    is_told = (
+        bool(own.message) or end.verdict is not None or end.has_said or bool(end.passed_on.intersection(STOP_SIGNALS))
+    )
     return facts.size > 1 and end.has_met and not is_told
 
 

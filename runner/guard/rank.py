@@ -31,9 +31,9 @@ from runner.guard.watch import Watch
 from runner.launch.hydra import end_other_ranks
 from runner.rendezvous.transport.endpoint import port_of
 
-_ROUND = 1.0  # seconds between two looks at the worker, or at what is waited for after its end
-_WRITING = 2.0  # seconds for what is still to be written, at the end
-_CAUSE = 0.5  # seconds in which another rank may say why this one has ended: its MPI may have ended it
+_LOOK_SECONDS = 1.0  # seconds between two looks at the worker, or at what is waited for after its end
+_WRITE_SECONDS = 2.0  # seconds for what is still to be written, at the end
+_CAUSE_SECONDS = 0.5  # seconds in which another rank may say why this one has ended: its MPI may have ended it
 
 
 class Rank:
@@ -186,7 +186,7 @@ class Rank:
                     attempt.meeting.say_that_it_is_late()
                 if not worker.send_next_signal():
                     return self._conclude(None)
-            self.events.wait(worker.left(_ROUND), *([] if worker.is_silent else [worker.messages]))
+            self.events.wait(worker.left(_LOOK_SECONDS), *([] if worker.is_silent else [worker.messages]))
         watch.receive_from_worker()  # its last words
         if worker.problem and worker.verdict is None:
             watch.console.say(worker.problem)
@@ -252,7 +252,7 @@ class Rank:
         self._watch.peers.leave()
         self._output.close()
         if self._watch.files:
-            self._watch.files.close(_WRITING)
+            self._watch.files.close(_WRITE_SECONDS)
 
 
 class Ending:
@@ -344,12 +344,12 @@ class Ending:
     def _left(self, awaited: Awaited) -> float:
         """Return the seconds to wait for a fact at most; 0 if it cannot come."""
         if awaited is Awaited.PEERS:
-            return _ROUND
+            return _LOOK_SECONDS
         if awaited is Awaited.HANG_REPORT:
-            return _ROUND if self._attempt.hang.waits() else 0.0
+            return _LOOK_SECONDS if self._attempt.hang.waits() else 0.0
         now, peers = time.monotonic(), self._watch.peers
         may_come = peers.are_reached if awaited is Awaited.CAUSE else bool(peers.present)
-        return self._until.setdefault(awaited, now + (_CAUSE if may_come else 0.0)) - now
+        return self._until.setdefault(awaited, now + (_CAUSE_SECONDS if may_come else 0.0)) - now
 
 
 def _described(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from runner.guard.link.messages import Apart, Busy, Done, Ends, Failed, Gone, Ho
 from runner.guard.link.peers import Peers, Restarts
 from runner.guard.process.events import Events, name_of
 from runner.guard.process.lifeline import Computes, Fails, Leaves, Met, Seeks
-from runner.guard.process.proxy import ENDS
+from runner.guard.process.proxy import STOP_SIGNALS
 from runner.guard.process.worker import Worker
 from runner.guard.report.console import Console, Files, RankOutput, described
 from runner.guard.report.failure import Failure, Report
@@ -24,12 +24,12 @@ from runner.guard.report.rank_state import StateFile
 from runner.guard.settings import Origin, Watched, Words
 from runner.hardware.nvml import GpuMeter
 
-_ORPHANED = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
+_ORPHANED_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL where the launcher has ended
 # Seconds that a worker gets after another rank has failed: before SIGTERM, or SIGKILL in a training.
-_AFTER_ANOTHER = 1.0
-_STOPPING = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
+_FOLLOW_SECONDS = 1.0
+_STOP_SECONDS = 0.3  # seconds in which all guards have stopped their workers, after a hang was reported
 # Seconds that Ctrl-C gives ranks: one that waits for another in C does not notice it. A script may save by itself.
-_INTERRUPTED, _SCRIPT_INTERRUPTED = 5.0, 10.0
+_INTERRUPTED_SECONDS, _SCRIPT_INTERRUPTED_SECONDS = 5.0, 10.0
 _ASK_TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -139,7 +139,7 @@ class Watch:
             self.peers.tell(Gone("the process that its launcher had started was killed"))
             worker.end(EXIT_FAILURE, 0.0)
         if self.events.has_lost_launcher() and not self.attempt.is_without_proxy:
-            worker.end(EXIT_FAILURE, _ORPHANED)
+            worker.end(EXIT_FAILURE, _ORPHANED_SECONDS)
             worker.signal(signal.SIGTERM)
             self.console.say("the launcher has ended without its ranks, so this one ends too")
         self.receive_from_others()
@@ -251,7 +251,7 @@ class Watch:
             # The training loop only notes SIGTERM, to save with all ranks: they are no longer there.
             progress = worker.board.read()
             signals = [] if progress.is_in_training and progress.phase != "saving" else [signal.SIGTERM]
-            worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _AFTER_ANOTHER, *signals)
+            worker.end(EXIT_FAILURE, 0.0 if restarts.is_possible else _FOLLOW_SECONDS, *signals)
 
     def _end_hung(self) -> None:
         """Stop the worker, and kill it when all are stopped.
@@ -259,7 +259,7 @@ class Watch:
         An MPI that sees another rank's end would end the job by a code of its own.
         """
         self.attempt.worker.signal(signal.SIGSTOP)
-        self.attempt.worker.end(EXIT_HANG, _STOPPING)
+        self.attempt.worker.end(EXIT_HANG, _STOP_SECONDS)
 
 
 class Signals:
@@ -294,7 +294,7 @@ class Signals:
     @property
     def has_ended_it(self) -> bool:
         """Whether a signal that ends jobs has come."""
-        return bool(self.passed_on.intersection(ENDS))
+        return bool(self.passed_on.intersection(STOP_SIGNALS))
 
     def take(self, worker: Worker, number: int, sender: int, code: int) -> None:
         """Take a signal to the proxy. ``code``: si_code, above 0 if the kernel has sent it."""
@@ -307,7 +307,7 @@ class Signals:
             worker.signal(number)
         elif is_new or number == signal.SIGUSR1:
             self._give_notice(worker)
-        if is_new and number in ENDS and number not in self._ignored and worker.verdict is None:
+        if is_new and number in STOP_SIGNALS and number not in self._ignored and worker.verdict is None:
             self.is_ended_by_launcher = self._console.is_launchers(sender)
             self.first_end = self.first_end or (f"{name_of(number)} from {described(sender)}", name_of(number))
             self._before_telling(self.is_ended_by_launcher)
@@ -317,14 +317,14 @@ class Signals:
             elif number == signal.SIGTERM and worker.board.read().is_in_training:
                 worker.let_save()
             elif number == signal.SIGINT and worker.board.read().is_in_training:
-                worker.end(128 + signal.SIGINT, _INTERRUPTED)
+                worker.end(128 + signal.SIGINT, _INTERRUPTED_SECONDS)
             elif worker.rendezvous_at:
                 self.bound_interrupted(worker)
 
     def bound_interrupted(self, worker: Worker) -> None:
         """Bound the time of a worker that has met others, if SIGINT has come."""
         if signal.SIGINT in self.passed_on - self._ignored and not self._is_alone:
-            worker.let_end(128 + signal.SIGINT, _SCRIPT_INTERRUPTED)
+            worker.let_end(128 + signal.SIGINT, _SCRIPT_INTERRUPTED_SECONDS)
 
     def give_notice_when_due(self, worker: Worker) -> None:
         """Tell a script to save if its time limit is near; once for each worker."""

@@ -18,12 +18,12 @@ from runner.guard.settings import Watched
 from runner.rendezvous.records.topology import ranks_text
 
 _STOPPED = 10  # looks, one per second, in which a worker is stopped before it counts as frozen
-_ANSWERING = 6.0  # seconds that the other guards get to show their workers' calls and stacks
-_REPORTING = 10.0  # seconds until rank 0's guard has reported a hang
+_ANSWER_SECONDS = 6.0  # seconds that the other guards get to show their workers' calls and stacks
+_REPORT_SECONDS = 10.0  # seconds until rank 0's guard has reported a hang
 _HOSTS = 3  # that are named per place
-_ASKING = 10.0  # seconds between two questions about collectives, or a twentieth of what is allowed in one
+_ASK_SECONDS = 10.0  # seconds between two questions about collectives, or a twentieth of what is allowed in one
 _FRAMES = 12  # of a stack, in the report
-_BETWEEN = 0.9  # seconds between two looks at least
+_BETWEEN_SECONDS = 0.9  # seconds between two looks at least
 # What comes first in a training or an evaluation may take so many times as long as what follows: it may compile and connect.
 _SEVERAL = 5
 # The other guards are told of a worker that takes longer than a step, after this share of the time that a step may take.
@@ -34,7 +34,7 @@ _CONNECTING = (
     "if the ranks cannot connect: see that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that reaches the other hosts, that "
     "no firewall is between them, and that InfiniBand works (NCCL_IB_DISABLE=1 does without it); NCCL_DEBUG=INFO shows more"
 )
-_LONGEST = 3.0  # seconds that count between two looks: a job that was suspended has not hung
+_LONGEST_SECONDS = 3.0  # seconds that count between two looks: a job that was suspended has not hung
 
 
 class _Clock:
@@ -83,9 +83,9 @@ class Patience:
     def lost(self, *, has_met: bool = True) -> Reason | None:
         """Return why the worker counts as hung, or None. Before it has met the others only a stopped one does."""
         now, progress = time.monotonic(), self._board.read()
-        passed, self._looked = min(now - self._looked, _LONGEST), now
+        passed, self._looked = min(now - self._looked, _LONGEST_SECONDS), now
         self.watched += passed
-        if now - self._looked_at_process >= _BETWEEN:
+        if now - self._looked_at_process >= _BETWEEN_SECONDS:
             self._looked_at_process = now
             self._stopped = self._stopped + 1 if _is_stopped(self._worker()) else 0
         allowed = self._allowed(progress.phase)
@@ -154,7 +154,7 @@ class Patience:
             self._is_asked = False
         self._is_known = not self._is_asked
         least = min(limit for limit in (self._in_collective, self._in_call) if limit)
-        if not self._is_asked and now - self._asked > min(_ASKING, least / 20):
+        if not self._is_asked and now - self._asked > min(_ASK_SECONDS, least / 20):
             self._requests.ask()
             self._asked, self._is_asked = now, True
 
@@ -228,7 +228,7 @@ class Hang:
     def begin(self, reason: Reason) -> Reason:
         """Count this worker as hung. Return what rank 0's guard is told."""
         self.reasons[self._rank] = reason = replace(reason, attempt=self._attempt)
-        self._reported_by = time.monotonic() + _REPORTING
+        self._reported_by = time.monotonic() + _REPORT_SECONDS
         return reason
 
     def fix(self, how_to_resume: str) -> str:
@@ -284,7 +284,7 @@ class Hang:
         if peers.is_hub and self._answers_by is None:
             peers.tell(Show(self._attempt))
             self._look_at_own()
-            self._answers_by = time.monotonic() + _ANSWERING
+            self._answers_by = time.monotonic() + _ANSWER_SECONDS
         elif self._answers_by and (len(self.stacks) == self._size or time.monotonic() > self._answers_by):
             return self.report(range(self._size), hosts, peers.present)
         return ""

@@ -28,8 +28,8 @@ from runner.versions.torch_build import torch_build
 
 # A signal that no library is known to use. faulthandler's handler is C, so it needs no GIL.
 _SIGNAL = signal.SIGRTMIN + 9
-_QUIET = 0.2  # seconds without a new line after which a stack counts as written
-_WITHIN = 2.0
+_QUIET_SECONDS = 0.2  # seconds without a new line after which a stack counts as written
+_WITHIN_SECONDS = 2.0
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 # This package's folder, as frames name it: a user's folder may be called runner, too.
@@ -124,8 +124,8 @@ def _take(worker: int, descriptor: int) -> str:
     with contextlib.suppress(ProcessLookupError):
         _signal_main_thread(worker)
         os.kill(worker, signal.SIGCONT)
-    end, size, since = time.monotonic() + _WITHIN, 0, time.monotonic()
-    while time.monotonic() < end and (size == 0 or time.monotonic() - since < _QUIET):
+    end, size, since = time.monotonic() + _WITHIN_SECONDS, 0, time.monotonic()
+    while time.monotonic() < end and (size == 0 or time.monotonic() - since < _QUIET_SECONDS):
         time.sleep(0.02)
         if (now := os.fstat(descriptor).st_size) != size:
             size, since = now, time.monotonic()

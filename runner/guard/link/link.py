@@ -38,14 +38,14 @@ from runner.rendezvous.transport.protocol import ProtocolError, text_of
 from runner.rendezvous.transport.server import Server
 
 _NOBODY = -1  # in the place of the rank that has told a message
-_LARGEST = 1 << 22  # bytes of a message: the stacks of a rank
-_ROUND = 0.05  # seconds in which the hub looks for something to send
-_BEAT = 5.0  # seconds between two signs of life
-_SILENT = 30.0  # seconds without one after which an agent counts as gone
-_JOINING = 10.0  # seconds for the connection to the hub
-_SENDING = 1.0
+_LARGEST_BYTES = 1 << 22  # bytes of a message: the stacks of a rank
+_ROUND_SECONDS = 0.05  # seconds in which the hub looks for something to send
+_HEARTBEAT_SECONDS = 5.0  # seconds between two signs of life
+_SILENT_SECONDS = 30.0  # seconds without one after which an agent counts as gone
+_JOIN_SECONDS = 10.0  # seconds for the connection to the hub
+_SEND_SECONDS = 1.0
 _ENDED = "its host's agent has ended, with the host or by a signal"
-_SILENCE = f"its host has not answered for {_SILENT:.0f} s"
+_SILENCE = f"its host has not answered for {_SILENT_SECONDS:.0f} s"
 
 Deliver: TypeAlias = Callable[[Sequence[tuple[int, Message]]], None]
 
@@ -139,7 +139,7 @@ class Link:
                 self._outbox.put(None)
         if thread is None:
             return
-        thread.join(2 * _SENDING)
+        thread.join(2 * _SEND_SECONDS)
         with self._lock:
             if self._ranks and self.listener is None and self._address is not None:  # it has joined meanwhile
                 self._start(self._address)
@@ -152,7 +152,7 @@ class Link:
 
     def _serve(self, address: Address) -> None:
         assert self.listener is not None
-        server = Server(self.listener, bytes.fromhex(address.key), address.size, _LARGEST)
+        server = Server(self.listener, bytes.fromhex(address.key), address.size, _LARGEST_BYTES)
         try:
             with contextlib.suppress(OSError, RunnerError), server:
                 self._hub = _Hub(server, self._outbox, self.deliver)
@@ -175,14 +175,14 @@ class Link:
         self.is_open = False
 
     def _connect(self, one: Address) -> Client:
-        end = time.monotonic() + _JOINING
+        end = time.monotonic() + _JOIN_SECONDS
         while True:
             try:
                 # Bytes: for a str Python imports a codec, here in a thread. A process that the agent forks meanwhile would wait
                 # without end for the lock of that import.
                 with in_library():
                     family = socket.getaddrinfo(one.host.encode(), one.port, type=socket.SOCK_STREAM)[0][0]
-                return connect(family, (one.host, one.port), bytes.fromhex(one.key), one.rank, _JOINING)
+                return connect(family, (one.host, one.port), bytes.fromhex(one.key), one.rank, _JOIN_SECONDS)
             except (OSError, ProtocolError):
                 if time.monotonic() > end:
                     raise
@@ -197,18 +197,18 @@ class Link:
         has_joined, is_heard = False, True
         while True:
             now = time.monotonic()
-            if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
+            if now - looked > _HEARTBEAT_SECONDS:  # this process was suspended, and perhaps the others, too
                 received = now
             looked = now
             try:
-                if now - sent > _BEAT:
-                    client.send(packed(0, Alive()), _SENDING)
+                if now - sent > _HEARTBEAT_SECONDS:
+                    client.send(packed(0, Alive()), _SEND_SECONDS)
                     sent = now
                 while is_heard:
                     told = self._outbox.get_nowait()
                     if told is None:
                         return ""
-                    client.send(packed(*told), _SENDING)
+                    client.send(packed(*told), _SEND_SECONDS)
             except queue.Empty:
                 pass
             except TimeoutError:
@@ -216,14 +216,14 @@ class Link:
             except OSError:
                 is_heard = False  # the other end is closed; it may have said before that it leaves
             try:
-                rank, message = unpacked(client.receive(2 * _ROUND))
+                rank, message = unpacked(client.receive(2 * _ROUND_SECONDS))
                 received, has_joined = now, True
                 if isinstance(message, Left) and rank == 0:
                     return ""
                 if not isinstance(message, Alive | Left):
                     self.deliver([(rank, message)])
             except TimeoutError:
-                if now - received > _SILENT:
+                if now - received > _SILENT_SECONDS:
                     return _SILENCE
             except (OSError, ProtocolError):
                 return _ENDED if has_joined else ""
@@ -256,14 +256,14 @@ class _Hub:
     def silent(self) -> set[int]:
         """Return the ranks of hosts that have missed two heartbeats."""
         now = time.monotonic()
-        late = [agent for agent, at in list(self._heard.items()) if now - at > 2 * _BEAT]
+        late = [agent for agent, at in list(self._heard.items()) if now - at > 2 * _HEARTBEAT_SECONDS]
         return set().union(*(self._ranks.get(agent, set()) for agent in late))
 
     def serve(self) -> None:
         sent = looked = time.monotonic()
         while True:
             now = time.monotonic()
-            if now - looked > _BEAT:  # this process was suspended, and perhaps the others, too
+            if now - looked > _HEARTBEAT_SECONDS:  # this process was suspended, and perhaps the others, too
                 self._heard = dict.fromkeys(self._heard, now)
             looked = now
             with contextlib.suppress(queue.Empty):
@@ -274,7 +274,7 @@ class _Hub:
                         return
                     self._pass_on(*own)
                     self._has_left = self._has_left or (own[0] == 0 and isinstance(own[1], Left))
-            if now - sent > _BEAT:
+            if now - sent > _HEARTBEAT_SECONDS:
                 sent = now
                 self._pass_on(0, Alive())
             self._send()
@@ -284,7 +284,7 @@ class _Hub:
                 self._greeted.add(agent)
                 self._heard.setdefault(agent, now)
                 # The first says that it has joined.
-                self._server.send(agent, text_of(packed(0, Alive())), *self._told, within=_SENDING)
+                self._server.send(agent, text_of(packed(0, Alive())), *self._told, within=_SEND_SECONDS)
             self._look_for_the_gone(now)
             if self._received:  # at once: each waking of a guard's thread costs
                 received, self._received = self._received, []
@@ -292,7 +292,7 @@ class _Hub:
 
     def _receive(self) -> None:
         try:
-            for peer, message in self._server.receive(_ROUND):
+            for peer, message in self._server.receive(_ROUND_SECONDS):
                 if peer.rank is not None:
                     self._take(peer.rank, *unpacked(message))
         except RendezvousError:  # it may open no more files: the launcher alone ends the ranks of hosts that come now
@@ -317,7 +317,7 @@ class _Hub:
             reason = ""
             if agent not in self._server.ranks:
                 reason = _ENDED
-            elif now - heard > _SILENT:
+            elif now - heard > _SILENT_SECONDS:
                 reason = _SILENCE
             if not reason:
                 continue
@@ -347,4 +347,4 @@ class _Hub:
         """Send each agent all messages that wait for it at once."""
         messages, self._to_send = self._to_send, []
         for agent in self._heard.keys() & self._server.ranks.keys() if messages else ():
-            self._server.send(agent, *(text for source, text in messages if source != agent), within=_SENDING)
+            self._server.send(agent, *(text for source, text in messages if source != agent), within=_SEND_SECONDS)

@@ -12,8 +12,8 @@ from runner.guard.process.events import Events
 from runner.guard.report.console import Console
 from runner.guard.settings import Words
 
-_JUST = 5.0  # seconds in which a launcher ends a job for a rank that has left
-_JOINING = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
+_JUST_LEFT_SECONDS = 5.0  # seconds in which a launcher ends a job for a rank that has left
+_JOIN_SECONDS = 15.0  # seconds after the rendezvous in which a guard joins the link, if it can reach rank 0's
 
 
 class Restarts:
@@ -75,7 +75,7 @@ class Peers:
         Args:
             met_at: when the rendezvous was complete.
         """
-        has_had_time = met_at is not None and time.monotonic() - met_at > _JOINING
+        has_had_time = met_at is not None and time.monotonic() - met_at > _JOIN_SECONDS
         return self.present if self._has_joined and self.is_hub and has_had_time else None
 
     def join(self, address: Address, host: str | None) -> bool:
@@ -158,7 +158,7 @@ class Others:
         """
         for rank, (at, how) in self._left.items():
             is_reporting = self._words.rank == (1 if rank == 0 else 0)
-            if is_reporting and rank not in present and time.monotonic() - at < _JUST:
+            if is_reporting and rank not in present and time.monotonic() - at < _JUST_LEFT_SECONDS:
                 self._console.say(f"{self._named(rank)}: ended with code 0, {how}", is_named=False, last=True)
                 self._left.clear()
                 return

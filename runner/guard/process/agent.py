@@ -28,19 +28,19 @@ from runner.guard.link.link import Link
 from runner.guard.process.events import readable
 from runner.guard.process.forks import adopt_orphans
 from runner.guard.process.importer import Work, open_files
-from runner.guard.process.proxy import ENDS, EVENT, TELLS
+from runner.guard.process.proxy import EVENT, NOTICE_SIGNALS, STOP_SIGNALS
 from runner.guard.process.wire import accept_own, receive, send
 from runner.guard.process.workers import Workers
 from runner.guard.rank import Rank
 from runner.guard.settings import Origin, Watched, Words, origin_of
 from runner.rendezvous.transport.endpoint import allow_open_files
 
-_HANDING_OVER = 5.0  # seconds for what a proxy has begun to send
-_ROUND = 1.0  # seconds between two looks for orphans
-_STACK = 1 << 19  # bytes of a thread's stack
+_HAND_OVER_SECONDS = 5.0  # seconds for what a proxy has begun to send
+_ORPHAN_SECONDS = 1.0  # seconds between two looks for orphans
+_STACK_BYTES = 1 << 19  # bytes of a thread's stack
 _KEEP_SECONDS = 4.0  # after a failed attempt of `supervise`, in which its next one has to come
 _FINAL = {EXIT_OK, EXIT_USAGE, EXIT_REQUEUE}  # exit codes after which `supervise` does not start the job again
-_FILES = 24  # descriptors that a rank takes here, at most
+_FILES_PER_RANK = 24  # descriptors that a rank takes here, at most
 
 
 class Setup(Work, Protocol):
@@ -76,9 +76,9 @@ def serve(listener: socket.socket | None, first: socket.socket, kept: bytes, mak
         else:
             os.setpgid(0, 0)
         _close_pmi()
-        for number in (*ENDS, *TELLS):  # they are for ranks
+        for number in (*STOP_SIGNALS, *NOTICE_SIGNALS):  # they are for ranks
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDS, *TELLS))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, *NOTICE_SIGNALS))
         adopt_orphans()
         allow_open_files()
         agent = Agent(listener, first, make)
@@ -125,12 +125,12 @@ class Agent:
         self._proxies: dict[int, _Proxy] = {}  # by the descriptor of the connection
         self._ranks: set[Rank] = set()  # those that have not ended
         # Half of them: rank 0's agent has one for each host, too.
-        self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // _FILES)
+        self._most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // _FILES_PER_RANK)
         self._link = Link()
         self._woken, self._wake = os.pipe()
         self._workers = Workers(make, wake=lambda: os.write(self._wake, b"f"), say=self.print)
         self._left: queue.SimpleQueue[Rank] = queue.SimpleQueue()  # ranks that have ended
-        threading.stack_size(_STACK)
+        threading.stack_size(_STACK_BYTES)
         self._setup = make()
         self._workers.serve(self._setup, self._inherited)
         # Only its ranks, of which each has descriptors of its own, hold the launcher's pipes.
@@ -151,7 +151,7 @@ class Agent:
             sources += [self._listener.fileno()] if self._listener else []
             told = self._workers.importer.connection.fileno() if self._workers.importer else None
             sources += [] if told is None else [told]
-            ready = set(readable(sources, _ROUND if self._workers.has_lost_importer else None))
+            ready = set(readable(sources, _ORPHAN_SECONDS if self._workers.has_lost_importer else None))
             self._reap()
             if self._woken in ready:
                 os.read(self._woken, 4096)
@@ -230,7 +230,7 @@ class Agent:
     def _take_over(self, number: int, proxy: _Proxy) -> None:
         """Begin to watch the rank of a proxy that hands over."""
         handed = None
-        proxy.connection.settimeout(_HANDING_OVER)
+        proxy.connection.settimeout(_HAND_OVER_SECONDS)
         with contextlib.suppress(OSError):
             handed = receive(proxy.connection)
         proxy.connection.settimeout(None)
@@ -302,7 +302,7 @@ def _wait_for_launch(name: bytes, workers: Workers, inherited: set[int]) -> _Nex
 
 def _take(connection: socket.socket) -> _NextLaunch | None:
     told = None
-    connection.settimeout(_HANDING_OVER)
+    connection.settimeout(_HAND_OVER_SECONDS)
     with contextlib.suppress(OSError):
         send(connection, {"agent": os.getpid()})
         told = receive(connection)

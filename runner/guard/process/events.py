@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from runner.base.process_stat import process_stat
 from runner.guard.process.proxy import EVENT
 
-_LOOK = 1.0  # seconds between two looks at a launcher whose end the kernel does not tell
+_LOOK_SECONDS = 1.0  # seconds between two looks at a launcher whose end the kernel does not tell
 
 
 class Events:
@@ -129,7 +129,7 @@ def _end_by_looking(process: int) -> int | None:
 
     def look() -> None:
         while _start_of(process) == started:
-            time.sleep(_LOOK)
+            time.sleep(_LOOK_SECONDS)
         os.write(alive, b"x")  # a close would not show: forked processes hold this end, too
 
     threading.Thread(target=look, name="launcher", daemon=True).start()

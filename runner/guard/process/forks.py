@@ -13,7 +13,7 @@ from runner.base.errors import EXIT_FAILURE
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
-WAITING = 1.0  # seconds that a fork waits for calls of libraries: not longer for one that hangs
+WAIT_SECONDS = 1.0  # seconds that a fork waits for calls of libraries: not longer for one that hangs
 
 _CHANGE = threading.Condition()
 _inside: set[int] = set()  # the threads that are in such a call: one that hangs does not keep another from its own
@@ -56,5 +56,5 @@ def in_library() -> Iterator[None]:
 def outside_of_libraries() -> Iterator[None]:
     """Around a fork: no thread is in such a call, or it has hung; and none begins one."""
     with _CHANGE:
-        _CHANGE.wait_for(lambda: not _inside, WAITING)
+        _CHANGE.wait_for(lambda: not _inside, WAIT_SECONDS)
         yield

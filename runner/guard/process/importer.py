@@ -26,7 +26,7 @@ from runner.guard.process.events import readable
 from runner.guard.process.forks import adopt_orphans, die_with, name_process, outside_of_libraries
 from runner.guard.process.identity import is_open
 from runner.guard.process.lifeline import Lifeline
-from runner.guard.process.proxy import ENDS, TELLS
+from runner.guard.process.proxy import NOTICE_SIGNALS, STOP_SIGNALS
 from runner.guard.process.wire import receive, send
 from runner.guard.report.board import Board
 
@@ -102,8 +102,8 @@ def _serve(work: Work, connection: socket.socket, name: str) -> Lifeline | None:
     adopt_orphans()
     name_process("runner-importer")
     # Workers begin with the signals' default actions, and none comes before they are ready for it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDS, *TELLS))
-    for number in (*ENDS, *TELLS):
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, *NOTICE_SIGNALS))
+    for number in (*STOP_SIGNALS, *NOTICE_SIGNALS):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wake = os.pipe()
@@ -196,7 +196,7 @@ def _become(worker: dict[str, Any], descriptors: list[int], close: Sequence[int]
     lifeline = Lifeline(pipe, Board(board), asked=asked, answers=os.fdopen(answers, "w+b"), origin=worker["origin"])
     lifeline.board.process, lifeline.board.began = os.getpid(), worker["began"]
     lifeline.port, lifeline.attempt, lifeline.found = worker["port"], worker["attempt"], worker["found"]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDS, *TELLS))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, *NOTICE_SIGNALS))
     return lifeline
 
 

@@ -25,12 +25,12 @@ from runner.guard.process.wire import process_of, receive, send
 
 # The first end a job; the others inform the program. Both are passed to the worker only: if SIGTERM ended its data
 # loaders, a checkpoint on SIGTERM would fail. Its child processes get SIGTERM after it has ended.
-ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-TELLS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-_FORWARDED = (*ENDS, *TELLS)
-_ELECTING = 30.0  # seconds for an agent to take a proxy: it may be importing from a slow file system
-_STRANGE = 3.0  # the same where it is not known that it is one: the process that was elected has ended, or another has the name
-_LOOKS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+_FORWARDED = (*STOP_SIGNALS, *NOTICE_SIGNALS)
+_ELECTION_SECONDS = 30.0  # seconds for an agent to take a proxy: it may be importing from a slow file system
+_STRANGER_SECONDS = 3.0  # the same where it is not known that it is one: the process that was elected has ended, or another has the name
+_RETRY_SECONDS = 0.02  # seconds between two attempts to reach an agent that has bound the name and does not listen yet
 EVENT = struct.Struct("=iqi")  # a signal, the process that sent it, and si_code (above 0: the kernel sent it)
 _PMI = "PMI_FD"
 
@@ -91,7 +91,7 @@ def _join(serve: Serve) -> socket.socket:
                     )
                 break
             else:
-                time.sleep(_LOOKS)
+                time.sleep(_RETRY_SECONDS)
             continue
         listener.listen(4096)
         return _renew_agent(listener, kept) or _fork_agent(listener, serve, kept)
@@ -118,16 +118,16 @@ def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool
 
     None: it does not, or ends. Anybody may have the name: one of another user is not waited for.
     """
-    connection, within, is_full = socket.socket(socket.AF_UNIX), _STRANGE, False
+    connection, within, is_full = socket.socket(socket.AF_UNIX), _STRANGER_SECONDS, False
     is_connected = False
     try:
         connection.settimeout(within)
         connection.connect(name)
         is_connected = True
         process, user = process_of(connection)  # that was elected
-        within = 0.0 if user != os.geteuid() else _ELECTING if _is_sibling(process) else _STRANGE
+        within = 0.0 if user != os.geteuid() else _ELECTION_SECONDS if _is_sibling(process) else _STRANGER_SECONDS
         if within:
-            connection.settimeout(max(_LOOKS, began + within - time.monotonic()))
+            connection.settimeout(max(_RETRY_SECONDS, began + within - time.monotonic()))
             if (answer := receive(connection)) is not None:
                 if "agent" in answer[0]:
                     connection.settimeout(None)
@@ -135,7 +135,7 @@ def _reach(name: bytes, began: float) -> tuple[socket.socket | None, float, bool
                 is_full = True
     except TimeoutError:
         if not is_connected:  # somebody listens, and has more to take than it may let wait
-            within = _ELECTING
+            within = _ELECTION_SECONDS
     except OSError:
         pass
     connection.close()
@@ -186,7 +186,7 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
         "ignored": [int(number) for number in ignored],
         "numbers": numbers,
     }
-    end = time.monotonic() + _ELECTING
+    end = time.monotonic() + _ELECTION_SECONDS
     while True:
         try:
             send(connection, message, numbers)
@@ -196,7 +196,7 @@ def _hand_over(connection: socket.socket, parent: int, ignored: Sequence[int], n
             # So many of this user's descriptors are on their way at a time as a process may have open.
             if error.errno != errno.ETOOMANYREFS or time.monotonic() > end:
                 raise
-            time.sleep(_LOOKS)
+            time.sleep(_RETRY_SECONDS)
         else:
             return
 

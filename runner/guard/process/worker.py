@@ -15,17 +15,17 @@ from runner.base.errors import EXIT_FAILURE
 from runner.guard.hang.stacks import new_file
 from runner.guard.process.events import read
 from runner.guard.process.lifeline import Fails, WorkerMessage, read_message
-from runner.guard.process.proxy import ENDS
+from runner.guard.process.proxy import STOP_SIGNALS
 from runner.guard.report.board import Board
 
 # Seconds that a failed worker's exit handlers get before it is killed, and that its child processes get between
 # SIGTERM and SIGKILL.
-GRACE = 2.0
+GRACE_SECONDS = 2.0
 # Where all ranks fail alike: MPI_Finalize() waits for the others, and the first rank, which prints why, may come last.
-_TOGETHER = 15.0
+_TOGETHER_SECONDS = 15.0
 # Seconds that a worker gets after SIGTERM until it ends, from the end of its training on. How long it takes for its step and for saving
 # is bounded by Patience, and by the launcher.
-_ENDING = 30.0
+_ENDING_SECONDS = 30.0
 
 
 class Worker:
@@ -129,12 +129,12 @@ class Worker:
         self.has_said = True
         self.verdict, self.is_everywhere, self.traceback = message.code, message.everywhere, message.traceback
         self.said_signal = message.signal
-        self._deadline = time.monotonic() + (_TOGETHER if message.everywhere else GRACE)
+        self._deadline = time.monotonic() + (_TOGETHER_SECONDS if message.everywhere else GRACE_SECONDS)
 
     def signal(self, number: int) -> None:
         """Send a signal, if it is still there. While the importer imports, which may take long, one that would end it does so at once."""
         if not self.process:
-            ends = number in (*ENDS, signal.SIGKILL) and number not in self._ignored
+            ends = number in (*STOP_SIGNALS, signal.SIGKILL) and number not in self._ignored
             if not (ends and self.end_unasked(number)):
                 self._early.append(number)
         elif self.status is None:  # else the number may be another process's
@@ -152,7 +152,7 @@ class Worker:
         if self._saves is None:
             self._late_code, self._deadline = code, time.monotonic() + within
 
-    def let_save(self, *signals: int, within: float = _ENDING) -> None:
+    def let_save(self, *signals: int, within: float = _ENDING_SECONDS) -> None:
         """Give it time to save: a training as long as it goes on, then so many seconds; then end it, by these signals first."""
         self._saves, self._deadline = within, time.monotonic() + within
         self._signals = [*signals, *self._signals]
@@ -176,7 +176,7 @@ class Worker:
         if not self._signals:
             return False
         self.signal(self._signals.pop(0))
-        self._deadline = time.monotonic() + GRACE
+        self._deadline = time.monotonic() + GRACE_SECONDS
         return True
 
     def has_lacked_memory(self) -> bool:
@@ -250,7 +250,7 @@ def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
 
 def _end_group(group: int) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE_SECONDS
         try:
             os.killpg(group, number)
             while time.monotonic() < deadline:
@@ -274,6 +274,6 @@ def _end_children(importer: int, others: Collection[int]) -> None:
                     if os.getpgid(process.pid) == own:
                         process.terminate()
                         left.append(process)
-    for process in psutil.wait_procs(left, GRACE)[1]:
+    for process in psutil.wait_procs(left, GRACE_SECONDS)[1]:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -23,11 +23,11 @@ from typing import TextIO
 from runner.guard.process.events import read, readable
 from runner.guard.settings import Origin, Words
 
-_PRINTING = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed
-_QUIET = 0.2  # seconds without more after which a line that is not finished is shown
-_LEAVING = 2.0  # seconds that the end may take where a process of the rank's still writes
-_MOST = 1 << 24  # bytes that wait for a file system; then the writer waits, too,
-_PATIENCE = 5.0  # for so many seconds: what comes after that is left out, until it goes on
+_PRINT_SECONDS = 2.0  # seconds in which a launcher, or a pager behind it, takes what is printed
+_QUIET_SECONDS = 0.2  # seconds without more after which a line that is not finished is shown
+_LEAVE_SECONDS = 2.0  # seconds that the end may take where a process of the rank's still writes
+_MOST_BYTES = 1 << 24  # bytes that wait for a file system; then the writer waits, too,
+_PATIENCE_SECONDS = 5.0  # for so many seconds: what comes after that is left out, until it goes on
 _LEFT_OUT = b"\nrunner: the file system did not answer; some output is left out\n"
 
 
@@ -98,7 +98,7 @@ def print_text(text: str, file: int | None) -> None:
         return
     stream = sys.stderr  # its encoding is the ranks', too; None: it was closed
     content = text.encode(stream.encoding, stream.errors or "strict") if stream else text.encode(errors="replace")
-    left, end = memoryview(content), time.monotonic() + _PRINTING
+    left, end = memoryview(content), time.monotonic() + _PRINT_SECONDS
     with contextlib.suppress(OSError, ValueError):  # it was closed
         while left and _is_writable(file, end - time.monotonic()):
             # A pipe that is writable has room for so many bytes.
@@ -159,7 +159,7 @@ class RankOutput:
 
     def start_again(self) -> None:
         """Say in the files that another worker begins."""
-        self._turn(_LEAVING)
+        self._turn(_LEAVE_SECONDS)
         for one in self._streams:
             self._keep(one, started_again())
 
@@ -170,20 +170,20 @@ class RankOutput:
 
     def close(self) -> None:
         """Pass on the rest. A child process that holds a pipe open is not waited for."""
-        streams, deadline = list(self._streams), time.monotonic() + _LEAVING
+        streams, deadline = list(self._streams), time.monotonic() + _LEAVE_SECONDS
         for one in streams:
             one.close()
         self.ends = {}
-        while self._turn(_LEAVING) and time.monotonic() < deadline:
-            if not readable([one.end for one in streams if one in self._streams], _QUIET):
+        while self._turn(_LEAVE_SECONDS) and time.monotonic() < deadline:
+            if not readable([one.end for one in streams if one in self._streams], _QUIET_SECONDS):
                 break
-        self._turn(_QUIET, is_quiet=True)  # not 0: the thread may be at it
+        self._turn(_QUIET_SECONDS, is_quiet=True)  # not 0: the thread may be at it
         for one in streams:
             one.shown = -1  # the number is about to be another file's
 
     def _work(self) -> None:
         while streams := list(self._streams):
-            within = _QUIET if any(one.rest for one in streams) else 3600.0
+            within = _QUIET_SECONDS if any(one.rest for one in streams) else 3600.0
             self._turn(is_quiet=not readable([one.end for one in streams], within))
         for one in self._all:
             os.close(one.end)
@@ -294,7 +294,9 @@ class Files:
         """Append to a file. Where it is an earlier job's, a line between the two says so."""
         with self._change:
             if not self._is_stuck:
-                has_room = self._change.wait_for(lambda: len(self._appended.get(path, b"")) < _MOST, _PATIENCE)
+                has_room = self._change.wait_for(
+                    lambda: len(self._appended.get(path, b"")) < _MOST_BYTES, _PATIENCE_SECONDS
+                )
                 self._is_stuck = not has_room
                 self._appended.setdefault(path, bytearray()).extend(content if has_room else _LEFT_OUT)
             self._change.notify_all()

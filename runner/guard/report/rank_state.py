@@ -30,8 +30,8 @@ SILENT_INTERVALS = 3
 _NAME = re.compile(r"rank-(\d+)\.json")
 FIELDS = ("time", "phase", "step", "step_seconds", "own_seconds", "data_seconds", "cpu", "memory", "gpu", "gpu_memory")
 _PART = 1 / 128  # of the time so far, between two lines: some 900 lines in a day, 1,100 in a week
-_INTERVAL = 2.0  # seconds between two writings
-_LAST = 2.0  # seconds that the last one may take
+_INTERVAL_SECONDS = 2.0  # seconds between two writings
+_LAST_SECONDS = 2.0  # seconds that the last one may take
 # Fields of Progress of which 0 is unknown.
 _NUMBERS = ("step", "steps", "epoch", "epochs", "step_seconds", "own_seconds", "data_seconds")
 
@@ -170,7 +170,7 @@ class StateFile:
     def begin(self, board: Board, process: int) -> None:
         """Turn to a new worker."""
         is_first = self._board is None
-        self._facts = RankState(**self._names, pid=process, started=time.time(), interval=_INTERVAL)
+        self._facts = RankState(**self._names, pid=process, started=time.time(), interval=_INTERVAL_SECONDS)
         self._board, self.gpu = board, None
         self._thread.start() if is_first else self._soon.set()
 
@@ -179,7 +179,7 @@ class StateFile:
         self._is_over = True
         self._soon.set()
         if self._board:
-            self._thread.join(_LAST)
+            self._thread.join(_LAST_SECONDS)
 
     def lost(self, rank: int) -> None:
         """Write that another rank's guard is gone; at once, as the launcher may end this one next."""
@@ -199,7 +199,7 @@ class StateFile:
     def _work(self) -> None:
         while not self._is_over:
             self._write(self._usage())
-            self._soon.wait(_INTERVAL)
+            self._soon.wait(_INTERVAL_SECONDS)
             self._soon.clear()
         if self._end:
             self._write(self._end)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.base.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USAGE
 from runner.guard.decision import SILENTLY, Awaited, Decision, Facts, WorkerEnd, decide
-from runner.guard.process.proxy import ENDS, TELLS
+from runner.guard.process.proxy import NOTICE_SIGNALS, STOP_SIGNALS
 
 # Rank 1 of 2, which has met the other one, and can be told by it of its failure. Its job is not started again in place.
 END = WorkerEnd(
@@ -93,7 +93,7 @@ def restartable(made: Facts, **changes: Any) -> Facts:
 
 def signalled(*numbers: int) -> dict[str, Any]:
     """These had come before the worker's end."""
-    return {"passed_on": frozenset(numbers), "is_ended_by_signal": not frozenset(numbers).isdisjoint(ENDS)}
+    return {"passed_on": frozenset(numbers), "is_ended_by_signal": not frozenset(numbers).isdisjoint(STOP_SIGNALS)}
 
 
 # What is known; the exit code, the message, a part of the fix ("": there is none), what is waited for, and whether all start again.
@@ -303,8 +303,10 @@ def drawn_facts(draw: st.DrawFn) -> Facts:
     """Facts that can be together."""
     verdict = draw(st.none() | st.sampled_from(CODES))
     status = st.just(0) | st.sampled_from(STATUSES)
-    passed_on = draw(st.just(frozenset()) | st.frozensets(st.sampled_from([*ENDS, *TELLS]), max_size=2))
-    is_ended_by_signal = not passed_on.isdisjoint(ENDS) or draw(flags)
+    passed_on = draw(
+        st.just(frozenset()) | st.frozensets(st.sampled_from([*STOP_SIGNALS, *NOTICE_SIGNALS]), max_size=2)
+    )
+    is_ended_by_signal = not passed_on.isdisjoint(STOP_SIGNALS) or draw(flags)
     restarts = draw(st.integers(0, 2))
     known: dict[str, Any] = {
         "status": draw(status if verdict is None else status | st.none()),

@@ -59,7 +59,7 @@ def test_no_process_is_forked_while_a_thread_is_in_the_driver(
     tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """There is no driver here: what takes its place takes 0.1 s, or hangs, which is not waited for."""
-    monkeypatch.setattr(forks, "WAITING", 0.1 if hangs else 30.0)
+    monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1 if hangs else 30.0)
     is_inside, is_over = Event(), Event()
 
     def call() -> None:
