@@ -284,14 +284,6 @@ LAUNCHERS: tuple[Launcher, ...] = (
 # Variables of schedulers that name the job, and those that list its hosts (or name a file that does).
 SCHEDULER_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
-
-def number_of_job(environment: Mapping[str, str]) -> str | None:
-    """Return the number of the scheduler's job that this process is part of."""
-    if array := environment.get("SLURM_ARRAY_JOB_ID"):
-        return f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}"  # as squeue shows it
-    return next((environment[name] for name in SCHEDULER_JOBS if environment.get(name)), None)
-
-
 # (The job's list, not the step's: Open MPI starts its daemons by srun in a step without the first host.)
 HOST_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
 

@@ -30,7 +30,6 @@ from runner.launch.detect import detect, is_reporting
 from runner.launch.launcher_processes import stand_for
 from runner.launch.launchers import SINGLE
 from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
-from runner.launch.parts import refuse_other_parts
 from runner.launch.program import put_program_on_path
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target
 from runner.options.command import Request, parse, refuse_idle_options
@@ -64,7 +63,7 @@ class Launch:
     def __init__(self, argv: Sequence[str]) -> None:
         """Read the command line; what is wrong with it is told each rank."""
         self._problem: RunnerError | SystemExit | None = None
-        self._help, self._words, self._compares = io.StringIO(), argv, True
+        self._help = io.StringIO()
         try:
             replace_characters()
             require("psutil")
@@ -102,9 +101,6 @@ class Launch:
             context = replace(detect(origin.environment, launcher), process=origin.process)
             way = choose_way(context, asked.rendezvous, restarts=asked.restart_in_place > 0)
             refuse_mislaunch(context)
-            if self._compares and context.size.value > 1:
-                self._compares = False  # the last part that starts sees the others
-                refuse_other_parts(origin.parent, self._words, origin.environment)
         # The worker has the same variables, so that it needs no others than its own.
         found = pickle.dumps((replace(context, environment={}), way))
         return guard_words(context, self._request, way), guard_watched(context, self._request, origin.parent, found)
