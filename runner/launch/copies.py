@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.base.errors import LaunchError
@@ -65,7 +65,6 @@ def _started_elsewhere(context: LaunchContext) -> str:
         hosts = [_short(host) for host in context.hosts]
     except LaunchError:  # a list that cannot be read lists none
         return ""
-    hosts = hosts or _hosts_of_oar(context.environment)
     own = _short(context.host)
     if len(hosts) < 2 or own not in hosts:
         return ""
@@ -73,22 +72,10 @@ def _started_elsewhere(context: LaunchContext) -> str:
     firsts = {hosts[0], _short(context.environment.get("SLURMD_NODENAME", ""))}
     if own not in firsts:
         return f"a command on another of the job's {len(hosts)} hosts"
-    return "ssh" if _is_below_ssh(process.name() for process in ancestors()) else ""
-
-
-def _hosts_of_oar(environment: Mapping[str, str]) -> list[str]:
-    """The hosts of a job of OAR, whose oarsh gives its processes the job's variables."""
-    try:
-        with open(environment.get("OAR_NODEFILE", "")) as lines:
-            return list(dict.fromkeys(_short(line.strip()) for line in lines if line.strip()))
-    except OSError:
-        return []
+    names = (process.name() for process in ancestors())
+    nearest = next((name for name in names if name in _SSH_SERVERS | _SCRIPT_STARTERS), "")
+    return "ssh" if nearest in _SSH_SERVERS else ""
 
 
 def _short(host: str) -> str:
     return host.partition(".")[0]
-
-
-def _is_below_ssh(ancestors: Iterable[str]) -> bool:
-    nearest = next((name for name in ancestors if name in _SSH_SERVERS | _SCRIPT_STARTERS), "")
-    return nearest in _SSH_SERVERS

@@ -48,7 +48,7 @@ def detect(environment: Mapping[str, str], launcher: str | None = None) -> Launc
             names = ", ".join([row.name for row in launchers()] + [SINGLE.name])
             raise LaunchError(f"unknown launcher {launcher!r}", fix=f"one of: {names}")
         why = f"chosen by --launcher {launcher}"
-        return _context(_read(row, environment), environment, why, (), is_chosen=True)
+        return _context(_read(row, environment), environment, why, is_chosen=True)
 
     readings = [_read(row, environment) for row in launchers() if is_marked(row, environment)]
     if not readings:
@@ -99,14 +99,6 @@ def is_reporting(environment: Mapping[str, str]) -> bool:
         rows = LAUNCHERS
     ranks = [environment.get(row.rank, "") for row in rows if not row.is_set_in_batch or is_marked(row, environment)]
     return not any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
-
-
-def unused_tasks(environment: Mapping[str, str]) -> int:
-    """The number of tasks of the scheduler's job, if it has several and this process is none of them; else 0."""
-    if any(is_marked(row, environment) for row in launchers()):
-        return 0
-    tasks = tasks_of_job(environment)
-    return tasks if tasks > 1 else 0
 
 
 def tasks_of_job(environment: Mapping[str, str]) -> int:
@@ -228,25 +220,16 @@ def _why_single(environment: Mapping[str, str]) -> str:
 def _single(environment: Mapping[str, str], why: str, *, is_chosen: bool = False) -> LaunchContext:
     none = Value(0, "default"), Value(1, "default")
     reading = _Reading(SINGLE, none[0], none[1], none[0], none[1])
-    return _context(reading, environment, why, (), is_chosen=is_chosen)
+    return _context(reading, environment, why, is_chosen=is_chosen)
 
 
 def _context(
     reading: _Reading,
     environment: Mapping[str, str],
     why: str,
-    ignored: tuple[Ignored, ...],
+    ignored: tuple[Ignored, ...] = (),
     *,
     is_chosen: bool = False,
 ) -> LaunchContext:
-    return LaunchContext(
-        launcher=reading.launcher,
-        why=why,
-        is_chosen=is_chosen,
-        rank=reading.rank,
-        size=reading.size,
-        local_rank=reading.local_rank,
-        local_size=reading.local_size,
-        ignored=ignored,
-        environment=MappingProxyType(dict(environment)),
-    )
+    variables = MappingProxyType(dict(environment))
+    return LaunchContext(**reading._asdict(), why=why, is_chosen=is_chosen, ignored=ignored, environment=variables)

@@ -65,7 +65,7 @@ def rank_starter(environment: Mapping[str, str], started: int | None = None) -> 
     for process in ancestors(started):
         if is_one_of(process, RANK_STARTERS):
             return process, process.name()
-        words = _command_line(process)
+        words = command_line(process)
         if calls_torchrun(words[:4]):
             return process, "torchrun"
         # A job step's title is "slurmstepd: [4711.0]"; a batch script's ends in "batch". All variables are gone, or it is known.
@@ -74,7 +74,8 @@ def rank_starter(environment: Mapping[str, str], started: int | None = None) -> 
     return None
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def command_line(process: psutil.Process) -> list[str]:
+    """The words of a process's command line; none if it is ending or may not be read."""
     import psutil
 
     try:

@@ -285,7 +285,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
 SCHEDULER_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 # (The job's list, not the step's: Open MPI starts its daemons by srun in a step without the first host.)
-HOST_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
+HOST_LISTS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
 
 # Variables with the number of the job's tasks, or with the name of a file that has a line for each. (Slurm does not set
 # the first if only --nodes was given, which means one task per node.)

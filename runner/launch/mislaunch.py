@@ -8,7 +8,7 @@ from runner.base.command_name import COMMAND
 from runner.base.errors import EXIT_USAGE, LaunchError, raised_on_all_ranks
 from runner.launch.context import LaunchContext
 from runner.launch.copies import starter_of_copies
-from runner.launch.detect import detect, is_marked, unused_tasks
+from runner.launch.detect import detect, is_marked, tasks_of_job
 from runner.launch.launcher_processes import ancestors, rank_starter, typed_in_a_shell
 from runner.launch.launchers import SINGLE, launchers
 
@@ -37,8 +37,8 @@ def refuse_mislaunch(context: LaunchContext) -> None:
 
 def idle_tasks(context: LaunchContext) -> str:
     """A warning for a process that runs alone in a job of several tasks, else an empty string."""
-    tasks = unused_tasks(context.environment)
-    if context.launcher != SINGLE or context.is_chosen or not tasks:
+    tasks = tasks_of_job(context.environment)
+    if context.launcher != SINGLE or context.is_chosen or tasks < 2:
         return ""
     start = "srun or mpirun" if "SLURM_JOB_ID" in context.environment else "mpirun"
     return (

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -24,8 +24,9 @@ _OURS = str(Path(__file__).parents[2])  # the folder of ours
 
 def module_file(name: str, *, run_as_main: bool) -> Path | None:
     """The source of a module, or of its package's ``__main__``; None where there is none."""
-    found = (_file_in(place, name, run_as_main=run_as_main) for place in _places_of(name))
-    return next(filter(None, found), None)
+    if not name.startswith(f"{_WORKLOADS}."):
+        return _file_in(None, name, run_as_main=run_as_main)
+    return next(filter(None, (_file_in(place, name, run_as_main=run_as_main) for place in _places())), None)
 
 
 def workload_names() -> list[str]:
@@ -40,7 +41,7 @@ def workload_names() -> list[str]:
 
 def import_workload(name: str) -> ModuleType:
     """Import the module whose file is ``module_file(name)``. One rank says so if it hides one of ours."""
-    if _is_in_workloads(name):
+    if name.startswith(f"{_WORKLOADS}."):
         place = next(place for place in _places() if _file_in(place, name) is not None)
         if (hiding := _hiding(place, name)) and is_reporting(os.environ):
             print(f"runner: {hiding}", file=sys.stderr, flush=True)
@@ -61,45 +62,27 @@ def _shown(path: Path) -> str:
     return f".{os.sep}{path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _is_in_workloads(name: str) -> bool:
-    return name.startswith(f"{_WORKLOADS}.")
-
-
-def _places_of(name: str) -> Iterable[str | None]:
-    """The folders in which a module is looked for; None for all of ``sys.path``."""
-    return _places() if _is_in_workloads(name) else [None]
-
-
 def _places() -> list[str]:
     return list(dict.fromkeys([*(entry or os.getcwd() for entry in sys.path), _OURS]))
 
 
 def _file_in(place: str | None, name: str, *, run_as_main: bool = False) -> Path | None:
-    search: Iterable[str] | None = None if place is None else [place]
+    search: Sequence[str] | None = None if place is None else [place]
     spec: importlib.machinery.ModuleSpec | None = None
     for number, part in enumerate(name.split(".")):
+        # Only an editable installation's own finder knows the packages of that.
+        finders = [importlib.machinery.PathFinder, *(sys.meta_path if place is None and number == 0 else ())]
         try:
             # Only the last part of the name: with a dotted name, a package without __init__ imports its parent.
-            spec = importlib.machinery.PathFinder.find_spec(part, list(search) if search is not None else None)
+            spec = next(filter(None, (finder.find_spec(part, search) for finder in finders)), None)
         except (ImportError, ValueError):
             return None
-        if spec is None and number == 0 and place is None:
-            spec = _editable(part)
         if spec is None:
             return None
         search = spec.submodule_search_locations or ()
     if spec is not None and spec.submodule_search_locations and run_as_main:
         return _file_in(place, f"{name}.__main__")
     return Path(spec.origin) if spec is not None and spec.origin and os.path.isfile(spec.origin) else None
-
-
-def _editable(name: str) -> importlib.machinery.ModuleSpec | None:
-    """A top-level package that an editable installation's finder knows and no folder on the path holds."""
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, None)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _take_package_from(place: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.base.command_name import COMMAND
 from runner.launch.context import LaunchContext
-from runner.launch.launcher_processes import launcher_process
+from runner.launch.launcher_processes import command_line, launcher_process
 
 if TYPE_CHECKING:
     import psutil
@@ -42,7 +42,7 @@ def siblings_of(context: LaunchContext) -> Siblings:
     import psutil
 
     launcher = launcher_process(context.process)
-    if launcher is None or not _is_ours(_words(psutil.Process(context.process))):
+    if launcher is None or not _is_ours(command_line(psutil.Process(context.process))):
         return Siblings()
     by_rank: dict[int, list[psutil.Process]] = {}
     try:
@@ -53,7 +53,7 @@ def siblings_of(context: LaunchContext) -> Siblings:
         rank = _variables(process).get(context.rank.source, "")
         if rank.isdecimal():
             by_rank.setdefault(int(rank), []).append(process)
-    words = {rank: [_words(process) for process in processes] for rank, processes in by_rank.items()}
+    words = {rank: [command_line(process) for process in processes] for rank, processes in by_rank.items()}
     ours = {rank for rank, lines in words.items() if any(map(_is_ours, lines))}
     # A process that is ending has no words any more.
     others = [rank for rank in sorted(by_rank.keys() - ours) if all(words[rank])]
@@ -66,15 +66,6 @@ def siblings_of(context: LaunchContext) -> Siblings:
 
 def _is_ours(words: list[str]) -> bool:
     return any(_OURS in word for word in words)
-
-
-def _words(process: psutil.Process) -> list[str]:
-    import psutil
-
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def _variables(process: psutil.Process) -> Mapping[str, str]:

@@ -76,7 +76,8 @@ def find_target(name: str, *, form: str = "", tools: Iterable[str]) -> Target:
         path = module_file(name, run_as_main=True)
         if path is None:
             raise UsageError(
-                f"no module named {name}{_near(name, workload_names())}", fix=f"it is looked for in {_places()}"
+                f"no module named {name}{_near(name, workload_names())}",
+                fix="it is looked for in the working folder, PYTHONPATH and the installed packages",
             )
         _refuse_idle(name, path, lambda: f"{name} without -m: {COMMAND} {name}")
         return Target(MODULE, name, path, _digest(path))
@@ -241,10 +242,3 @@ def _near(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(own(name), {own(one) for one in names}, n=2, cutoff=0.7)
     matches = [one for match in near for one in names if own(one) == match]
     return f" (did you mean {' or '.join(matches[:2])}?)" if matches else ""
-
-
-def _places() -> str:
-    """The first three folders in which modules are looked for, without the standard library's."""
-    library = os.path.dirname(os.__file__)
-    places = dict.fromkeys(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
-    return ", ".join([place for place in places if place not in (library, f"{library}/lib-dynload")][:3])

@@ -9,7 +9,7 @@ import time
 from runner.backends.backend import Backend
 from runner.backends.registry import backends
 from runner.job import Job
-from runner.launch.detect import unused_tasks
+from runner.launch.detect import tasks_of_job
 from runner.launch.launchers import SINGLE
 from runner.rendezvous.records.compatibility import VERSIONS
 from runner.rendezvous.transport.endpoint import NoMpi
@@ -48,8 +48,8 @@ def ranks(job: Job, team: Team) -> Verdict:
     """Count the ranks of each host, and check that all hosts and tasks of the job are used."""
     team.gather("")
     is_alone = job.context.launcher == SINGLE and not job.context.is_chosen  # no launcher started this process
-    tasks = unused_tasks(job.context.environment) if is_alone else 0
-    if tasks:
+    tasks = tasks_of_job(job.context.environment) if is_alone else 0
+    if tasks > 1:
         return warn(
             f"one process, started by no launcher, while the scheduler's job has {tasks} tasks: it would train alone",
             "start it by srun, mpirun or jsrun: one process per task",
