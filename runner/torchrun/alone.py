@@ -11,14 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 from runner.job import Job
 from runner.torchrun.served_store import has_asked_for_ranks
 from runner.torchrun.store import client_of
 
 # By these libraries a program may reach its other ranks without torch.distributed.
-_LIBRARIES = ("horovod", "deepspeed", "ray", "distributed", "jax", "tensorflow", "zmq", "grpc")
+_LIBRARIES = ("horovod", "deepspeed", "ray", "distributed", "jax", "tensorflow", "zmq", "grpc", "petsc4py")
 # What a program names that does so by itself, or that knows which share of the work is its own.
 _WORDS = re.compile(
     r"RANK|WORLD_SIZE|PROCID|\b(mpi4py|socket|socketserver|xmlrpc|multiprocessing\.(connection|managers)|shared_memory|"
@@ -77,27 +76,12 @@ def _is_alone(job: Job, source: bytes, may_yet: re.Pattern[str] | None) -> bool:
         return False
     if has_asked_for_ranks.is_set() or any(name in sys.modules for name in _LIBRARIES):
         return False
-    texts = source.decode(errors="replace"), *_own_sources()
-    names_another_way = any(_WORDS.search(text) or (may_yet and may_yet.search(text)) for text in texts)
-    return not (_has_group() or _uses_mpi() or names_another_way or _has_keys(job))
-
-
-def _has_group() -> bool:
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized()
-
-
-def _uses_mpi() -> bool:
-    """Whether a module other than this package's has a name for MPI, which the rendezvous may have imported."""
-    mpi = {id(sys.modules.get(name)) for name in ("mpi4py", "mpi4py.MPI")}
-    for name, module in list(sys.modules.items()):
-        # (isinstance() reads __class__, about which some objects warn.)
-        if issubclass(type(module), ModuleType) and name.partition(".")[0] not in ("mpi4py", "runner"):
-            for value in list(vars(module).values()):
-                if value is not None and (id(value) in mpi or type(value).__module__ == "mpi4py.MPI"):
-                    return True
-    return False
+    texts = source.decode(errors="replace"), *_own_sources()
+    names_another_way = any(_WORDS.search(text) or (may_yet and may_yet.search(text)) for text in texts)
+    has_group = dist.is_available() and dist.is_initialized()
+    return not (has_group or names_another_way or _has_keys(job))
 
 
 def _own_sources() -> Iterator[str]:

@@ -97,25 +97,22 @@ def tell_of_equal_batches(job: Job) -> None:
         )
         look.loaders.add("" if may_divide else type(loader.sampler).__name__)
 
-    when_imported(
-        "torch.nn.parallel.distributed",
-        lambda: _before("torch.nn.parallel.distributed", "DistributedDataParallel.forward", before_forward),
-    )
-    when_imported(
-        "torch.utils.data.dataloader",
-        lambda: _before("torch.utils.data.dataloader", "DataLoader.__iter__", before_iteration),
-    )
+    _call_before("torch.nn.parallel.distributed", "DistributedDataParallel", "forward", before_forward)
+    _call_before("torch.utils.data.dataloader", "DataLoader", "__iter__", before_iteration)
 
 
-def _before(module: str, method: str, call: Any) -> None:
+def _call_before(module: str, owner: str, method: str, call: Any) -> None:
     """Have a method of a class call a function with its own arguments first."""
-    owner, name = method.split(".")
-    kind = getattr(sys.modules[module], owner)
-    original = getattr(kind, name)
 
-    @functools.wraps(original)
-    def called(self: Any, *arguments: Any, **options: Any) -> Any:
-        call(self, *arguments, **options)
-        return original(self, *arguments, **options)
+    def wrap() -> None:
+        kind = getattr(sys.modules[module], owner)
+        original = getattr(kind, method)
 
-    setattr(kind, name, called)
+        @functools.wraps(original)
+        def called(self: Any, *arguments: Any, **options: Any) -> Any:
+            call(self, *arguments, **options)
+            return original(self, *arguments, **options)
+
+        setattr(kind, method, called)
+
+    when_imported(module, wrap)

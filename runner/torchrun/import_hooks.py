@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -13,13 +12,17 @@ from typing import Any
 from runner.base.collector import paused_collector
 from runner.versions.torch_private import COMPILER
 
+AHEAD = ("torch.distributed", COMPILER)  # DDP's constructor imports the second
+_calls: dict[str, list[Callable[[], None]]] = {}  # by modules that are not imported yet
+
 
 def when_imported(module: str, call: Callable[[], None]) -> None:
     """Call a function when a module has been imported, or now if it has been; several in the order of their requests."""
     if module in sys.modules:
         call()
     else:
-        _finder_of(module).calls.append(call)
+        import_without_collector(module)
+        _calls[module].append(call)
 
 
 def import_without_collector(*modules: str) -> None:
@@ -29,66 +32,48 @@ def import_without_collector(*modules: str) -> None:
     time of torch's imports (2.14; 2.15 s with it, 1.75 without).
     """
     for module in modules:
-        if module not in sys.modules:
-            _finder_of(module)
-
-
-def _finder_of(module: str) -> _CallingFinder:
-    for finder in sys.meta_path:
-        if isinstance(finder, _CallingFinder) and finder.module == module:
-            return finder
-    new = _CallingFinder(module)
-    sys.meta_path.insert(0, new)
-    return new
+        if module not in sys.modules and module not in _calls:
+            _calls[module] = []
+            # Before the finders that were added since the last call: it asks them, and not the other way round.
+            sys.meta_path[:] = [_FINDER, *(finder for finder in sys.meta_path if finder is not _FINDER)]
 
 
 def call_for_imported(modules: Collection[str]) -> None:
-    """Run the calls of modules that are there, but were not imported by their finders."""
-    for finder in list(sys.meta_path):
-        if isinstance(finder, _CallingFinder) and finder.module in modules:
-            finder.has_imported()
-
-
-def _found_by_others(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    for finder in list(sys.meta_path):
-        find = getattr(finder, "find_spec", None)  # an old one has none
-        if find is not None and not isinstance(finder, _CallingFinder) and (spec := find(name, path, None)) is not None:
-            found: importlib.machinery.ModuleSpec = spec
-            return found
-    return None
+    """Run the calls of modules that have been imported."""
+    for module in [name for name in _calls if name in modules]:
+        # Only now: find_spec() is also called by programs that only check whether the module exists.
+        for call in _calls.pop(module, ()):
+            call()
+    if not _calls and _FINDER in sys.meta_path:
+        sys.meta_path.remove(_FINDER)
 
 
 class _CallingFinder(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders do, pauses the collector during its import, and runs the calls once, at its end."""
-
-    def __init__(self, module: str) -> None:
-        self.module = module
-        self.calls: list[Callable[[], None]] = []
+    """Finds modules as the other finders do, pauses the collector during their imports, and runs their calls once, at the end."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != self.module:
+        if name not in _calls:
             return None
-        spec = _found_by_others(name, path)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self.has_imported)
-        return spec
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)  # an old one has none
+            if find is not None and finder is not self and (spec := find(name, path, None)) is not None:
+                if spec.loader is not None:
+                    spec.loader = _CallingLoader(spec.loader)
+                found: importlib.machinery.ModuleSpec = spec
+                return found
+        return None
 
-    def has_imported(self) -> None:
-        """The module is there: run the calls, once."""
-        # Removed only after the import: find_spec() is also called by programs that only check whether the module exists.
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            for call in self.calls:
-                call()
+
+_FINDER = _CallingFinder()
 
 
 class _CallingLoader(importlib.abc.Loader):
-    """A loader that wraps another one, and makes a call after it has executed the module."""
+    """A loader that wraps another one, and runs a module's calls after it has executed the module."""
 
-    def __init__(self, loader: importlib.abc.Loader, call: Callable[[], None]) -> None:
-        self._loader, self._call = loader, call
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # get_source and others, which tracebacks and inspect use
@@ -99,7 +84,4 @@ class _CallingLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         with paused_collector():
             self._loader.exec_module(module)
-            self._call()
-
-
-AHEAD = ("torch.distributed", COMPILER)  # DDP's constructor imports the second
+            call_for_imported({module.__name__})  # now: later, the collector has looked through all that is new

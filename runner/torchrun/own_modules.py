@@ -11,8 +11,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from runner.torchrun.import_hooks import when_imported
 _NAME = __name__.partition(".")[0]
 _WORKLOADS = "workloads"
 _SPAWNING = "multiprocessing.spawn"
+_IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
 _LANDMARK = Path(
     "rendezvous", "methods", "mpi_library.py"
 )  # in every copy of this package, and in no other of its name
@@ -43,7 +45,32 @@ def find_first_workloads() -> None:
 
 def keep_own_modules() -> None:
     """Let the processes that multiprocessing starts anew import this package, too, where another ``runner`` is first on their path."""
-    when_imported(_SPAWNING, lambda: _prepare_spawned(sys.modules[_SPAWNING]))
+    prepare_spawned(lambda _: None)
+
+
+def prepare_spawned(served: Callable[[str], dict[str, Any] | None]) -> None:
+    """Have the processes that multiprocessing starts anew run ``spawned.py`` first.
+
+    Args:
+        served: returns what a process of this name is told of the runner's store; None: only to import this package.
+    """
+
+    def wrap() -> None:
+        module: Any = sys.modules[_SPAWNING]
+        prepared = module.get_preparation_data
+        module.get_preparation_data = lambda name: prepared(name) | {"runner": _InSpawned(served(name))}
+
+    when_imported(_SPAWNING, wrap)
+
+
+class _InSpawned:
+    """Runs ``spawned.py`` where it is unpickled: before the new process has the path of the one that has started it."""
+
+    def __init__(self, served: dict[str, Any] | None) -> None:
+        self._served = served
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return runpy.run_path, (_IN_SPAWNED, {"SERVED": self._served})
 
 
 def own_module(name: str) -> ModuleType:
@@ -128,19 +155,6 @@ class _Loaded(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec  # that of this import is in its place
-
-
-def _prepare_spawned(module: Any) -> None:
-    prepared = module.get_preparation_data
-    module.get_preparation_data = lambda name: prepared(name) | {"runner": _Imported()}
-
-
-class _Imported:
-    """Imports this package where it is unpickled: in a new process, before that has the path of the one that has started it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        folder = str(Path(__file__).parents[2])
-        return exec, (f"import sys; sys.path.insert(0, {folder!r}); import {_NAME}; sys.path.remove({folder!r})", {})
 
 
 def _is_ours(folder: Path) -> bool:

@@ -9,16 +9,14 @@ serves a store; its C++ does, and joins the store at MASTER_PORT if there is one
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from runner.torchrun.import_hooks import when_imported
+from runner.torchrun.own_modules import prepare_spawned
 from runner.versions import torch_private
 
 if TYPE_CHECKING:
@@ -26,10 +24,8 @@ if TYPE_CHECKING:
 
 IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE = "torch.distributed.rendezvous"
-_SPAWNING = "multiprocessing.spawn"
 has_asked_for_ranks = threading.Event()  # this process has made a group, by any address or file
 _made = threading.local()  # is_own: the store that this thread makes is the runner's
-_IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,7 @@ def serve_own_endpoint_only(job: Job) -> None:
 def join_only(served: Served) -> None:
     """Let a process of the program, and the processes that it starts by multiprocessing, only join the served store."""
     when_imported(_MODULE, lambda: _wrap_handlers(torch_private.rendezvous_handlers(), served))
-    when_imported(_SPAWNING, lambda: _prepare_spawned(sys.modules[_SPAWNING], served))
+    prepare_spawned(_told_by(served))
 
 
 def _wrap_handlers(handlers: dict[str, Callable[..., Iterator[Any]]], served: Served) -> None:
@@ -104,27 +100,15 @@ def _of_own_group(served: Served, store: Any, rank: int, size: int) -> tuple[Any
     return torch_private.PrefixStore(f"started {served.starts}", store), rank, size
 
 
-class _InSpawned:
-    """Has the process that unpickles it run a file of this folder."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return runpy.run_path, (_IN_SPAWNED, {"SERVED": asdict(self._served)})
-
-
-def _prepare_spawned(module: Any, served: Served) -> None:
-    """Let the processes that multiprocessing starts anew, which inherit none of this one's modules, do as this one does."""
-    from multiprocessing import active_children
-
-    prepared = module.get_preparation_data
+def _told_by(served: Served) -> Callable[[str], dict[str, Any]]:
+    """Return what tells a process that multiprocessing starts anew to do as this one does."""
     starts = served.starts
 
-    def prepared_with_ours(name: str) -> dict[str, Any]:
+    def told(name: str) -> dict[str, Any]:
+        from multiprocessing import active_children
+
         nonlocal starts
         starts += name != "ignore" and not active_children()  # (that is the fork server's own start)
-        data: dict[str, Any] = prepared(name)
-        return data | {"runner": _InSpawned(replace(served, starts=starts))}
+        return asdict(replace(served, starts=starts))
 
-    module.get_preparation_data = prepared_with_ours
+    return told

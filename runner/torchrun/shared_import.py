@@ -16,6 +16,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from glob import glob
 from types import ModuleType
 from typing import Any
 
@@ -28,11 +29,8 @@ from runner.versions import torch_private
 # What any program may have in sys.modules before it imports anything: Python's own, and this package.
 _STANDARD = {*sys.stdlib_module_names, "runner", "__mp_main__", "__main__"}
 _drawn: list[tuple[ModuleType | None, Any]] = []  # torch and numpy.random, as they were imported
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-)  # what numpy and torch read of them is set later, too
+# What numpy and torch read of these is set later, too.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def import_once(modules: Iterable[str], preloaded: Sequence[str] = ()) -> str:
@@ -49,11 +47,18 @@ def import_once(modules: Iterable[str], preloaded: Sequence[str] = ()) -> str:
     set_variables(dict.fromkeys(_THREADS, "1"))  # a pool of threads would not live in a forked process
     try:
         with paused_collector():
-            failed = _import_first(modules)
+            # (A module that is not there may not be needed. If it is, the program itself raises the error.)
+            failed = _imported(modules, "the import of", but_for=ModuleNotFoundError)
             first = _new_packages(known)
             if not failed and preloaded:
-                with _noting_generators(preloaded), _noting_reads() as read:
-                    failed = _import_preloaded(preloaded)
+                before_them = _generators()
+                with _noting_reads() as read:
+                    failed = _imported(preloaded, "--preload")
+                if made := ", ".join(sorted({kind for one, kind in _generators().items() if one not in before_them})):
+                    _say(
+                        f"--preload {' '.join(preloaded)} has made random generators ({made}), which give all ranks of a host "
+                        "the same numbers; make or seed them in the program, or import it without --preload"
+                    )
     finally:
         unset_variables(name for name, value in before.items() if value is None)
         set_variables({name: value for name, value in before.items() if value is not None})
@@ -92,23 +97,15 @@ def draw_own_numbers() -> None:
             of_numpy.seed()
 
 
-def _import_first(modules: Iterable[str]) -> str:
+def _imported(modules: Iterable[str], by: str, but_for: type[BaseException] | tuple[()] = ()) -> str:
+    """Import modules. Returns what has failed, but for one kind of errors; "" if nothing has."""
     for module in modules:
         try:
             importlib.import_module(module)
-        except ModuleNotFoundError:  # the program may not need it, and else raises it itself
+        except but_for:
             continue
         except BaseException as error:
-            return f"the import of {module} has failed: {type(error).__name__}: {error}"
-    return ""
-
-
-def _import_preloaded(modules: Iterable[str]) -> str:
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except BaseException as error:
-            return f"--preload {module} has failed: {type(error).__name__}: {error}"
+            return f"{by} {module} has failed: {type(error).__name__}: {error}"
     return ""
 
 
@@ -129,35 +126,14 @@ def _noting_reads() -> Iterator[set[str]]:
         kind.__getitem__ = get  # type: ignore[method-assign]  # as it was
 
 
-@contextlib.contextmanager
-def _noting_generators(preloaded: Sequence[str]) -> Iterator[None]:
-    """Say which generators of random numbers the block makes: whether they were given a seed, which each rank would make, does not show."""
-    before = {id(one) for one in _generators()}
-    yield
-    made = {id(one): one for one in _generators() if id(one) not in before}
-    for module in list(sys.modules.values()):
-        for name, value in list(vars(module).items()) if issubclass(type(module), ModuleType) else ():
-            if made.pop(id(value), None) is not None:
-                _say(
-                    f"{module.__name__}.{name} was made by --preload {' '.join(preloaded)}, and gives all ranks of a host the same numbers; "
-                    "make or seed it in the program, or import it without --preload"
-                )
-    # (Python's own modules have some of random.Random, for names of files.)
-    if kinds := ", ".join(sorted({type(one).__name__ for one in made.values() if type(one) is not random.Random})):
-        _say(
-            f"--preload {' '.join(preloaded)} has made generators ({kinds}) that give all ranks of a host the same numbers"
-        )
-
-
-def _generators() -> Iterator[object]:
-    """Return the random generators of Python and NumPy that modules have made. (torch.Generator() has the same seed in each process.)"""
+def _generators() -> dict[int, str]:
+    """The kinds of the random generators of Python and NumPy that there are. (torch.Generator() has the same seed in each process.)"""
     kinds, known = [random.Random], []
     if (of_numpy := sys.modules.get("numpy.random")) is not None:
         kinds += [of_numpy.Generator, of_numpy.RandomState]
         known = [of_numpy.mtrand._rand]  # draw_own_numbers() seeds it
-    for one in gc.get_objects():
-        if issubclass(type(one), tuple(kinds)) and one not in known and not isinstance(one, random.SystemRandom):
-            yield one
+    found = [one for one in gc.get_objects() if issubclass(type(one), tuple(kinds)) and one not in known]
+    return {id(one): type(one).__name__ for one in found if not isinstance(one, random.SystemRandom)}
 
 
 def _say(text: str) -> None:
@@ -166,23 +142,10 @@ def _say(text: str) -> None:
 
 def _not_to_be_forked() -> str:
     """Why a process with what was imported cannot be forked, in a few words."""
-    try:
-        threads = len(os.listdir("/proc/self/task"))
-    except OSError:  # not Linux
-        threads = 2
-    if threads > 1:
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"what is imported has started {threads - 1} threads"
-    if any(file.startswith("/dev/nvidia") for file in _open_files()):
-        return "what is imported uses CUDA"
-    return ""
-
-
-def _open_files() -> list[str]:
-    files = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            files.append(os.readlink(f"/proc/self/fd/{number}"))
-    return files
+    files = map(os.path.realpath, glob("/proc/self/fd/*"))
+    return "what is imported uses CUDA" if any(file.startswith("/dev/nvidia") for file in files) else ""
 
 
 def _taken_out(top: str) -> dict[str, ModuleType]:

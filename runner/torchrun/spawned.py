@@ -2,7 +2,7 @@
 
 It is not imported by its name, which may be that of a module of the program's.
 
-The caller gives it ``SERVED``, the fields of a ``Served``.
+The caller gives it ``SERVED``: the fields of a ``Served`` for a program's process, None for a workload's.
 """
 
 import os
@@ -15,5 +15,6 @@ from runner.torchrun.own_modules import hide_own_modules  # noqa: E402  # only n
 from runner.torchrun.served_store import Served, join_only  # noqa: E402  # as above
 
 sys.path.remove(_ROOT)
-hide_own_modules()
-join_only(Served(**SERVED))  # type: ignore[name-defined]  # noqa: F821  # runpy has put it there, for the caller
+if SERVED is not None:  # type: ignore[name-defined]  # noqa: F821  # runpy has put it there, for the caller
+    hide_own_modules()
+    join_only(Served(**SERVED))  # type: ignore[name-defined]  # noqa: F821  # as above

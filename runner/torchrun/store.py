@@ -13,7 +13,6 @@ from datetime import timedelta
 
 from runner.job import Job
 from runner.torchrun.import_hooks import when_imported
-from runner.torchrun.keeping import keep
 from runner.torchrun.shared_import import is_held
 from runner.versions import torch_private
 from runner.versions.torch_api import SERVE_SOCKET
@@ -22,21 +21,22 @@ _AT_ONCE = 1.0  # seconds
 _PATIENCE = timedelta(seconds=10)
 _has_served = threading.Event()
 _serving = threading.Lock()
+kept: list[object] = []  # until the process ends: if rank 0 dropped the store, the other ranks would lose it, too
 
-# Ends with its parent: when the pipe on its standard input closes, or, if a child of the program holds that open, a second
-# after it has another parent. os.execv() leaves both: the program in the place of this one finds the store. Not from the working folder, which may hold a folder called torch, does it import.
+# It ends with its parent, which a program that replaces this one by os.execv() still is. It does not import from the working
+# folder, which may hold a folder called torch.
 _PROCESS = """
 import sys
 sys.path[:] = filter(None, sys.path)
-import json, os, select
+import json, os, time
 from datetime import timedelta
-host, port, listener, timeout, parent, says, more = sys.argv[1:]
+host, port, listener, timeout, parent, more = sys.argv[1:]
 from torch.distributed import TCPStore
 store = TCPStore(host, int(port), is_master=True, master_listen_fd=int(listener), wait_for_workers=False,
                  timeout=timedelta(seconds=float(timeout)), **json.loads(more))
-os.write(int(says), b"1")
-while os.getppid() == int(parent) and not select.select([0], [], [], 1)[0]:
-    pass
+os.write(1, b"1")
+while os.getppid() == int(parent):
+    time.sleep(0.2)
 os._exit(0)
 """
 
@@ -58,7 +58,7 @@ def serve_store(job: Job) -> None:
             timeout=timedelta(seconds=job.collective_timeout),
             **SERVE_SOCKET,
         )
-        keep(store)
+        kept.append(store)
 
 
 def client_of(job: Job) -> torch_private.TCPStore:
@@ -111,31 +111,21 @@ def _serve_first_client(job: Job, listener: socket.socket, clients: select.poll)
 
 def _is_served_by_process(job: Job, listener: socket.socket) -> bool:
     """Start a process that serves the store, and wait until it does; False if it cannot."""
-    reads, writes = os.pipe()
-    held, holds = os.pipe()
-    os.set_inheritable(holds, True)
+    where = job.endpoint.host, job.endpoint.port, listener.fileno()
+    words = *where, job.collective_timeout, os.getpid(), json.dumps(SERVE_SOCKET)
     try:
-        job_words = job.endpoint.host, job.endpoint.port, listener.fileno(), job.collective_timeout
-        words = *job_words, os.getpid(), writes, json.dumps(SERVE_SOCKET)
         process = subprocess.Popen(
             [sys.executable, "-c", _PROCESS, *map(str, words)],
-            stdin=held,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno(), writes],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
             start_new_session=True,  # Ctrl-C is for the program
         )
-        keep(process)
-        answer = select.poll()
-        answer.register(reads, select.POLLIN)
-        while not answer.poll(200):  # milliseconds
-            if process.poll() is not None:
-                return bool(answer.poll(0))
-        return True
     except OSError:  # it cannot be started
         return False
-    finally:
-        for end in (reads, writes, held):
-            os.close(end)
+    kept.append(process)
+    assert process.stdout is not None
+    return bool(process.stdout.read(1))
 
 
 def _is_ours(job: Job) -> bool:

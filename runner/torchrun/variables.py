@@ -82,7 +82,8 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         | {
             "ROLE_NAME": "default",
             "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_ERROR_FILE": _error_file(),
+            # Where torch's @record writes an exception.
+            "TORCHELASTIC_ERROR_FILE": os.path.join(tempfile.gettempdir(), f"torchelastic_{secrets.token_hex(8)}.json"),
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": job.context.environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
@@ -94,14 +95,6 @@ def accelerate_variables(job: Job) -> dict[str, str]:
     """Without them Hugging Face's Accelerate (1.15) trains on each rank alone where ranks compute on CPUs, under torchrun, too."""
     is_on_cpus = job.size > 1 and job.placement.torch_device == "cpu"
     return {"ACCELERATE_USE_CPU": "1"} if is_on_cpus else {}
-
-
-def _error_file() -> str:
-    """Return the path at which torch's ``@record`` writes an exception: a new file, or "" if there is no folder for it."""
-    try:
-        return os.path.join(tempfile.gettempdir(), f"torchelastic_{secrets.token_hex(8)}.json")
-    except OSError:
-        return ""
 
 
 def _have_gpus_of_their_own(job: Job) -> bool:

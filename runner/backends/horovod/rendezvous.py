@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from runner.base.environment import set_missing
 from runner.job import Job
-from runner.torchrun.keeping import keep
 from runner.torchrun.own_modules import own_module
+from runner.torchrun.store import kept
 from runner.versions import torch_private
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def prepare_rendezvous(job: Job) -> None:
         server = own_module("runner.backends.horovod.server").serve(
             slots, on_one_host, members(store, len(job.topology.hosts))
         )
-        keep(server)
+        kept.append(server)
         store.set(_KEY, str(server.server_port))
     own = slots[job.rank]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
