@@ -56,6 +56,9 @@ def captured(name: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
+OPENMPI = captured("openmpi4")
+
+
 def summary(context: LaunchContext) -> tuple[str, int, int, int | None, int | None]:
     local = [value.value if value else None for value in (context.local_rank, context.local_size)]
     return context.launcher.name, context.rank.value, context.size.value, local[0], local[1]
@@ -86,14 +89,12 @@ def test_a_component_of_a_heterogeneous_step_knows_its_own_tasks_only(node: str,
     assert summary(detect(captured("slurm-heterogeneous") | own)) == ("slurm", 2, 4, 0, None)
 
 
-def test_mpirun_in_a_slurm_batch_names_what_it_ignores() -> None:
-    context = detect(captured("openmpi5-in-slurm-batch"))
-    assert [ignored.names for ignored in context.ignored] == [("SLURM_PROCID", "SLURM_NTASKS")]
-
-
-def test_a_containers_rank_is_ignored_and_named() -> None:
-    context = detect(captured("container-preset-rank"))
-    assert [ignored.names for ignored in context.ignored] == [("RANK", "WORLD_SIZE")]
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [("openmpi5-in-slurm-batch", ("SLURM_PROCID", "SLURM_NTASKS")), ("container-preset-rank", ("RANK", "WORLD_SIZE"))],
+)
+def test_what_is_ignored_is_named(name: str, ignored: tuple[str, ...]) -> None:
+    assert [one.names for one in detect(captured(name)).ignored] == [ignored]
 
 
 @pytest.mark.parametrize("name", ["slurm-cray", "slurm-cray-new"])
@@ -141,11 +142,6 @@ def test_half_a_set_is_refused_and_says_what_is_missing(launcher: Launcher) -> N
     assert "unset" not in str(caught.value)
 
 
-def test_a_rank_without_an_endpoint_is_refused() -> None:
-    with pytest.raises(LaunchError, match="RANK=1, WORLD_SIZE=4 without MASTER_ADDR, MASTER_PORT"):
-        detect({"RANK": "1", "WORLD_SIZE": "4"})
-
-
 def test_an_endpoint_without_a_rank_is_a_single_process() -> None:
     assert detect({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}).launcher.name == "single"
 
@@ -156,7 +152,7 @@ def test_mpirun_in_a_task_of_submitit_is_mpirun_and_exported_variables_agree() -
         "SUBMITIT_LOCAL_NTASKS": "1",
         "SUBMITIT_LOCAL_LOCALID": "0",
     }
-    assert summary(detect(task | captured("openmpi4")))[:3] == ("openmpi", 1, 4)
+    assert summary(detect(task | OPENMPI))[:3] == ("openmpi", 1, 4)
     exported = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     assert choose_way(detect(captured("submitit") | exported)).name == "env"
 
@@ -166,46 +162,39 @@ def test_two_launchers_at_odds_are_refused_with_both() -> None:
     with pytest.raises(
         LaunchError, match=r"two launchers disagree: Open MPI says rank 1 of 4 .*, but MPICH says rank 0 of 2"
     ) as caught:
-        detect(captured("openmpi4") | stale)
+        detect(OPENMPI | stale)
     assert caught.value.fix.endswith("--launcher openmpi or --launcher mpich")
     with pytest.raises(LaunchError) as caught:
-        detect(captured("openmpi4") | stale | {"PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
+        detect(OPENMPI | stale | {"PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
     assert caught.value.fix.endswith("this process: --launcher openmpi")
 
 
 def test_an_override_settles_it() -> None:
     stale = captured("mpich") | {"PMI_RANK": "0", "PMI_SIZE": "2"}
-    context = detect(captured("openmpi4") | stale, "mpich")
+    context = detect(OPENMPI | stale, "mpich")
     assert summary(context)[:3] == ("mpich", 0, 2)
-    assert detect(captured("openmpi4"), "single").size.value == 1
-
-
-def test_an_override_that_is_not_there_says_what_is_missing() -> None:
-    with pytest.raises(LaunchError, match=r"Slurm srun is half set.*SLURM_PROCID"):
-        detect({}, "slurm")
-
-
-def test_an_unknown_override_lists_the_known_ones() -> None:
-    with pytest.raises(LaunchError, match="one of: torchrun, horovodrun"):
-        detect({}, "slrum")
+    assert detect(OPENMPI, "single").size.value == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("environment", "launcher", "message"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_RANK='one' is not a number"),
-        ({"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK=4 is not below OMPI_COMM_WORLD_SIZE=4"),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "9"}, "LOCAL_RANK=9 is not below"),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "one"}, None, "OMPI_COMM_WORLD_RANK='one' is not a number"),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "4"}, None, "OMPI_COMM_WORLD_RANK=4 is not below OMPI_COMM_WORLD_SIZE=4"),
+        (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "9"}, None, "LOCAL_RANK=9 is not below"),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, None, "RANK=1, WORLD_SIZE=4 without MASTER_ADDR, MASTER_PORT"),
+        ({}, "slurm", "Slurm srun is half set.*SLURM_PROCID"),
+        ({}, "slrum", "one of: torchrun, horovodrun"),
     ],
 )
-def test_malformed_values_are_refused(change: dict[str, str], message: str) -> None:
+def test_what_makes_no_rank_is_refused(environment: dict[str, str], launcher: str | None, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
-        detect(captured("openmpi4") | change)
+        detect(environment, launcher)
 
 
 def test_one_rank_speaks_before_ranks_are_known() -> None:
-    assert not is_reporting(captured("openmpi4"))
-    assert is_reporting(captured("openmpi4") | {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
+    assert not is_reporting(OPENMPI)
+    assert is_reporting(OPENMPI | {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"})
     assert is_reporting({})
     assert is_reporting(captured("slurm-batch-shell") | {"SLURM_PROCID": "0"})
 
@@ -222,12 +211,6 @@ def test_hosts_from_the_scheduler() -> None:
     # On the second host the ranks inherit the variables of the step that runs Open MPI's daemon there.
     daemon = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     assert detect(captured("openmpi4-in-slurm-batch") | daemon).hosts == ["node1", "node2"]
-
-
-def test_hosts_from_a_node_file(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    nodes.write_text("node1\nnode1\nnode2\n")
-    assert detect(captured("openmpi-in-pbs") | {"PBS_NODEFILE": str(nodes)}).hosts == ["node1", "node2"]
 
 
 def test_tasks_of_a_job_that_one_process_leaves_unused(tmp_path: Path) -> None:
@@ -303,7 +286,7 @@ def test_copies_without_a_rank_are_refused(environment: dict[str, str], starter:
     assert f"{starter} started this process" in str(caught.value)
     assert "single" not in str(caught.value)
     refuse_mislaunch(detect(environment, "single"))
-    refuse_mislaunch(detect(environment | captured("openmpi4")))  # pbsdsh and blaunch start MPI's daemons, too
+    refuse_mislaunch(detect(environment | OPENMPI))  # pbsdsh and blaunch start MPI's daemons, too
 
 
 def test_copies_on_other_hosts_of_the_job(tmp_path: Path) -> None:
@@ -334,17 +317,14 @@ def test_copies_on_other_hosts_of_the_job(tmp_path: Path) -> None:
         LSF | {"LSF_PM_TASKID": "1", "LSB_DJOB_NUMPROC": "1"},
         captured("slurm-batch-shell"),
         captured("slurm-salloc-shell"),
+        captured("slurm-batch-shell") | captured("torchrun"),
+        captured("slurm-salloc-shell") | captured("torchrun"),
         {"MPIRUN_RANK": "0", "MPIRUN_NPROCS": "1"},
     ],
-    ids=["PBS", "LSF", "LSF, one task", "Slurm", "salloc", "one rank"],
+    ids=["PBS", "LSF", "LSF, one task", "Slurm", "salloc", "torchrun in Slurm", "torchrun in salloc", "one rank"],
 )
 def test_a_batch_scripts_one_process_is_no_copy(environment: dict[str, str]) -> None:
     refuse_mislaunch(detect(environment))
-
-
-@pytest.mark.parametrize("outer", ["slurm-batch-shell", "slurm-salloc-shell"])
-def test_one_torchrun_in_a_job_of_several_tasks(outer: str) -> None:
-    refuse_mislaunch(detect(captured(outer) | captured("torchrun")))
 
 
 def test_an_elastic_job_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,17 +51,6 @@ def test_the_listening_socket_lives_on() -> None:
             connection.close()
 
 
-def test_strangers_at_the_port_do_no_harm() -> None:
-    listener = listen(loopback=True)
-    with listener, ThreadPoolExecutor(2) as pool:
-        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"job", 10.0)
-        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{}", b"\xff" * 100, b"\x00\x00\x00\x04null"):
-            with socket.create_connection(listener.getsockname()) as stranger:
-                stranger.sendall(noise)
-        assert len(fetch(1, port_of(listener)).records) == 2
-        assert len(hosted.result().records) == 2
-
-
 def test_another_jobs_rank_0_is_passed_by() -> None:
     ours, theirs = listen(loopback=True), listen(loopback=True)
     with ours, theirs, ThreadPoolExecutor(3) as pool:
@@ -72,17 +60,6 @@ def test_another_jobs_rank_0_is_passed_by() -> None:
         assert len(own.result().records) == 2
         fetch(1, port_of(theirs), key=b"another job")
         assert len(other.result().records) == 2
-
-
-def test_a_silent_program_at_the_port_is_passed_by() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        listen(loopback=True) as listener,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"job", 20.0)
-        assert len(fetch(1, port_of(silent), port_of(listener), timeout=20.0).records) == 2
-        hosted.result()
 
 
 def test_absent_ranks_are_named_when_the_time_is_over() -> None:
@@ -234,22 +211,3 @@ def test_a_rank_0_that_is_slow_to_answer_gets_more_time() -> None:
         hosted = pool.submit(serve_records, listener, RankRecord(rank=0), 2, b"job", 100.0)
         assert len(fetch(1, port_of(listener), timeout=100.0).records) == 2
         assert len(hosted.result().records) == 2
-
-
-def test_many_at_once() -> None:
-    """Two jobs of eight ranks, joining at the same moment."""
-    listeners = [listen(loopback=True) for _ in range(2)]
-    barrier = threading.Barrier(14)
-
-    def arrive(job: int, rank: int) -> Exchanged:
-        barrier.wait()
-        return fetch(rank, *(port_of(listener) for listener in listeners), key=b"job %d" % job)
-
-    with ThreadPoolExecutor(16) as pool:
-        hosted = [
-            pool.submit(serve_records, listeners[job], RankRecord(rank=0), 8, b"job %d" % job, 20.0) for job in range(2)
-        ]
-        visits = [pool.submit(arrive, job, rank) for job in range(2) for rank in range(1, 8)]
-        assert all(len(future.result().records) == 8 for future in [*hosted, *visits])
-    for listener in listeners:
-        listener.close()

@@ -194,12 +194,17 @@ def echo(connection: socket.socket) -> None:
     connection.sendall(connection.recv(4096) * 4)
 
 
+def say_nothing(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
+
+
 def claim_without_the_key(connection: socket.socket) -> None:
     connection.sendall(greeting() + os.urandom(32))
     connection.sendall(Stream(b"").pack({"records": {"size": 2, "fields": {}}, "reached_by": ["10.6.6.6"]}))
 
 
-@pytest.mark.parametrize("answer", [echo, claim_without_the_key])
+@pytest.mark.parametrize("answer", [echo, say_nothing, claim_without_the_key])
 def test_whoever_sits_on_the_port_is_not_believed(answer: Callable[[socket.socket], None]) -> None:
     squatter = Squatter(answer)
     with squatter.server, listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,26 +12,12 @@ def record(host: str, local_rank: int | None = None) -> RankRecord:
     return RankRecord(host=host, host_key=host, local_rank=local_rank)
 
 
-def test_uneven_slots() -> None:
-    topology = topology_of([record("a", 0), record("a", 1), record("a", 2), record("b", 0)])
-    assert [host.ranks for host in topology.hosts] == [(0, 1, 2), (3,)]
-    assert [topology.local_size(rank) for rank in range(4)] == [3, 3, 3, 1]
-
-
-def test_cyclic_mapping() -> None:
-    topology = topology_of([record("a", 0), record("b", 0), record("a", 1), record("b", 1)])
-    assert [host.ranks for host in topology.hosts] == [(0, 2), (1, 3)]
-    assert [topology.local_rank(rank) for rank in range(4)] == [0, 0, 1, 1]
-
-
-def test_a_launchers_own_order_of_local_ranks_is_kept() -> None:
-    topology = topology_of([record("a", 0), record("a", 2), record("a", 1)])
-    assert [topology.local_rank(rank) for rank in range(3)] == [0, 2, 1]
-
-
-def test_local_ranks_that_make_no_sense_are_counted_instead() -> None:
-    topology = topology_of([record("a", 0), record("a", 0), record("a", None)])
-    assert [topology.local_rank(rank) for rank in range(3)] == [0, 1, 2]
+@pytest.mark.parametrize(("said", "found"), [([0, 2, 1], [0, 2, 1]), ([0, 0, None], [0, 1, 2])])
+def test_a_launchers_own_order_of_local_ranks_is_kept_if_it_makes_sense(
+    said: list[int | None], found: list[int]
+) -> None:
+    topology = topology_of([record("a", local_rank) for local_rank in said])
+    assert [topology.local_rank(rank) for rank in range(3)] == found
 
 
 def placed(host: str, machine: str, network: str, local_size: int, local_rank: int = 0) -> RankRecord:
