@@ -38,7 +38,7 @@ def _calls_on(device: str) -> list[Call]:
     """``last_calls()`` in a thread of its own: NCCL's recorder asks the device which calls are over."""
     import torch
 
-    devices, own = own_module("runner.backends.devices"), torch.device(device)
+    devices, own = own_module("runner.backends.gpu"), torch.device(device)
     if devices.current_device().type == own.type:  # else no GPU is used
         with contextlib.suppress(RuntimeError):  # the program has hidden some GPUs from itself
             devices.take_device(own)

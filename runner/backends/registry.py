@@ -33,14 +33,8 @@ def backends() -> dict[str, Backend]:
 
 def installed_packages() -> list[str]:
     """Return the backends' packages that this process can import."""
-    return sorted({backend.package for backend in backends().values() if _is_there(backend.package)})
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return bool(package) and find_spec(package) is not None
-    except (ImportError, ValueError):  # the package that it would be in is not there
-        return False
+    packages = {backend.package for backend in backends().values()} - {""}
+    return sorted(package for package in packages if find_spec(package) is not None)
 
 
 def process_groups() -> list[str]:

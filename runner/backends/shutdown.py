@@ -43,9 +43,8 @@ def shutdown(code: int, *, collective: bool, before_leaving: Callable[[], None] 
     if collective and finalize_mpi():
         import ctypes
 
-        ctypes.PyDLL(None).exit(
-            code
-        )  # C's exit: it runs C's handlers, with the lock that some need, and does not tear the interpreter down
+        # C's exit: it runs C's handlers, with the lock that some need, and does not tear the interpreter down.
+        ctypes.PyDLL(None).exit(code)
     os._exit(code)
 
 

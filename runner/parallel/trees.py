@@ -12,25 +12,34 @@ import torch
 from torch import Tensor
 
 
-def map_tensors(function: Callable[[Tensor], Any], tree: Any, move: Callable[[Any], Any] = lambda one: one) -> Any:
+def map_tensors(
+    function: Callable[[Any], Any],
+    tree: Any,
+    move: Callable[[Any], Any] = lambda one: one,
+    is_leaf: Callable[[Any], bool] = lambda one: isinstance(one, Tensor),
+) -> Any:
     """Return the same tree with each tensor replaced by the function's result; what holds no tensors stays as it is.
 
     A mapping that is no dict, and cannot be made of its items, becomes a dict.
 
     Args:
         move: gives what takes the place of an object that moves itself.
+        is_leaf: whether the function takes this part of the tree: by default a tensor.
     """
 
     def mapped(part: Any) -> Any:
-        return map_tensors(function, part, move)
+        return map_tensors(function, part, move, is_leaf)
 
-    if isinstance(tree, Tensor):
+    if is_leaf(tree):
         return function(tree)
     if moves_itself(tree):  # among them torch's PackedSequence, a tuple of which some tensors have to stay on the host
         return move(tree)
     if isinstance(tree, Mapping):
         items = {key: mapped(value) for key, value in tree.items()}
-        return items if type(tree) is dict else _of_kind(type(tree), items)
+        try:
+            return items if type(tree) is dict else type(tree)(items)  # type: ignore[call-arg]  # most take them
+        except Exception:  # whatever a class of one's own makes of it
+            return items
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*map(mapped, tree))
     if isinstance(tree, list | tuple):
@@ -93,31 +102,16 @@ def pieces(tree: Any, count: int) -> list[tuple[Any, int]]:
         return [(tree, length or 1)]
     if not length:
         raise ValueError("its tensors have no common first dimension")
+
+    def is_leaf(part: Any) -> bool:
+        """Whether it is a tensor, or a list of texts or numbers, one per sample."""
+        is_list = isinstance(part, list) and len(part) == length and not any(True for _ in tensors_in(part))
+        return is_list or isinstance(part, Tensor)
+
     ends = [-(-length * number // count) for number in range(count + 1)]
     parts = []
     for start, end in itertools.pairwise(ends):
         first, last = (start, end) if end > start else (0, 1)
         cut = operator.itemgetter(slice(first, last))
-        parts.append((map_sequences(cut, tree, length), end - start))
+        parts.append((map_tensors(cut, tree, is_leaf=is_leaf), end - start))
     return parts
-
-
-def map_sequences(function: Callable[[Any], Any], tree: Any, length: int) -> Any:
-    """Return the tree with the function's result in place of each tensor, and of each list of so many texts or numbers (one per sample)."""
-    if isinstance(tree, list) and len(tree) == length and not any(True for _ in tensors_in(tree)):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        items = {key: map_sequences(function, value, length) for key, value in tree.items()}
-        return items if type(tree) is dict else _of_kind(type(tree), items)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_sequences(function, value, length) for value in tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(map_sequences(function, value, length) for value in tree)
-    return map_tensors(function, tree)
-
-
-def _of_kind(kind: type, items: dict[Any, Any]) -> Any:
-    try:
-        return kind(items)
-    except Exception:  # whatever a class of one's own makes of it
-        return items

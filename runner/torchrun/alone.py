@@ -11,13 +11,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 from runner.job import Job
 from runner.torchrun.served_store import has_asked_for_ranks
 from runner.torchrun.store import client_of
 
 # By these libraries a program may reach its other ranks without torch.distributed.
-_LIBRARIES = ("horovod", "deepspeed", "ray", "distributed", "jax", "tensorflow", "zmq", "grpc", "petsc4py")
+_LIBRARIES = ("horovod", "deepspeed", "ray", "distributed", "jax", "tensorflow", "zmq", "grpc")
 # What a program names that does so by itself, or that knows which share of the work is its own.
 _WORDS = re.compile(
     r"RANK|WORLD_SIZE|PROCID|\b(mpi4py|socket|socketserver|xmlrpc|multiprocessing\.(connection|managers)|shared_memory|"
@@ -81,7 +82,18 @@ def _is_alone(job: Job, source: bytes, may_yet: re.Pattern[str] | None) -> bool:
     texts = source.decode(errors="replace"), *_own_sources()
     names_another_way = any(_WORDS.search(text) or (may_yet and may_yet.search(text)) for text in texts)
     has_group = dist.is_available() and dist.is_initialized()
-    return not (has_group or names_another_way or _has_keys(job))
+    return not (has_group or _uses_mpi() or names_another_way or _has_keys(job))
+
+
+def _uses_mpi() -> bool:
+    """Whether a module other than this package's, whose ranks may have met by MPI, has imported it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    for name, module in list(sys.modules.items()) if mpi is not None else ():
+        # (isinstance() reads __class__, about which some objects warn.)
+        is_other = issubclass(type(module), ModuleType) and name.partition(".")[0] not in ("mpi4py", "runner")
+        if is_other and any(value is mpi for value in list(vars(module).values())):
+            return True
+    return False
 
 
 def _own_sources() -> Iterator[str]:

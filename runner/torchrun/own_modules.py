@@ -24,9 +24,8 @@ _NAME = __name__.partition(".")[0]
 _WORKLOADS = "workloads"
 _SPAWNING = "multiprocessing.spawn"
 _IN_SPAWNED = str(Path(__file__).with_name("spawned.py"))
-_LANDMARK = Path(
-    "rendezvous", "methods", "mpi_library.py"
-)  # in every copy of this package, and in no other of its name
+# In every copy of this package, and in no other of its name.
+_LANDMARK = Path("rendezvous", "methods", "mpi_library.py")
 _hidden: dict[str, ModuleType] = {}
 
 

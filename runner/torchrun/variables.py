@@ -65,7 +65,7 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         group, groups = job.rank, job.size
     first = job.topology.records[0]
     run_id = hashlib.sha256(f"{first.host_key}/{first.pid}/{job.endpoint.port}".encode()).hexdigest()[:16]
-    numbers = {
+    values = {
         "RANK": job.rank,
         "WORLD_SIZE": job.size,
         "LOCAL_RANK": local_rank,
@@ -76,19 +76,14 @@ def torchrun_variables(job: Job) -> dict[str, str]:
         "ROLE_WORLD_SIZE": job.size,
         "TORCHELASTIC_RESTART_COUNT": job.context.attempt,
         "TORCHELASTIC_MAX_RESTARTS": 0,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id,
+        # Where torch's @record writes an exception.
+        "TORCHELASTIC_ERROR_FILE": os.path.join(tempfile.gettempdir(), f"torchelastic_{secrets.token_hex(8)}.json"),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": job.context.environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    return (
-        {name: str(number) for name, number in numbers.items()}
-        | {
-            "ROLE_NAME": "default",
-            "TORCHELASTIC_RUN_ID": run_id,
-            # Where torch's @record writes an exception.
-            "TORCHELASTIC_ERROR_FILE": os.path.join(tempfile.gettempdir(), f"torchelastic_{secrets.token_hex(8)}.json"),
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": job.context.environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        }
-        | store
-    )
+    return {name: str(value) for name, value in values.items()} | store
 
 
 def accelerate_variables(job: Job) -> dict[str, str]:

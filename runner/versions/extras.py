@@ -10,12 +10,8 @@ from importlib.util import find_spec
 from runner.base.errors import UsageError
 from runner.versions.torch_build import torch_build
 
-OF_WORKLOADS = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "filelock",
-)  # what every workload needs at some time, as for its checkpoints
+# What every workload needs at some time, as for its checkpoints.
+OF_WORKLOADS = ("torch", "numpy", "safetensors", "filelock")
 _OWN = ("psutil", "rich", "jinja2", "mpi4py", *OF_WORKLOADS)  # what the runner's own modules import where they use it
 
 # torchvision is released with torch: 0.21.0 with 2.6.0, 0.24.1 with 2.9.1, 0.29.0 with 2.14.0. Up to 0.29.0 it wants that one torch; from

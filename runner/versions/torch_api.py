@@ -20,7 +20,6 @@ _RELEASE = release_of(torch_build().version)
 # 2.8: before it only the server without libuv takes a socket that listens already. Tried first, libuv's would print an error.
 SERVE_SOCKET: dict[str, Any] = {} if _RELEASE >= (2, 8, True) else {"use_libuv": False}
 
-
 # 2.7: before it DTensors are made of what one rank sends, also where all have the same.
 ALL_HAVE_IT: dict[str, Any] = {"src_data_rank": None} if _RELEASE >= (2, 7, True) else {}
 

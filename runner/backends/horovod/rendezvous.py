@@ -46,9 +46,8 @@ def prepare_rendezvous(job: Job) -> None:
     # Before this rank reads the server's port, so that the server knows this host's addresses when it connects.
     store.set(f"{_KEY} {job.topology.host_index(job.rank)}", " ".join(get_local_host_addresses()))
     if job.rank == 0:
-        server = own_module("runner.backends.horovod.server").serve(
-            slots, on_one_host, members(store, len(job.topology.hosts))
-        )
+        is_member = members(store, len(job.topology.hosts))
+        server = own_module("runner.backends.horovod.server").serve(slots, on_one_host, is_member)
         kept.append(server)
         store.set(_KEY, str(server.server_port))
     own = slots[job.rank]

@@ -96,8 +96,7 @@ class MPIBackend(Backend):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Finish all calls, and free the communicator.

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from runner.backends.devices import current_device, take_device
+from runner.backends.gpu import current_device, take_device
 from runner.backends.mpi4py.members import Members
 from runner.backends.mpi4py.messages import Arrival
 from runner.backends.mpi4py.tasks import MPITask, Order
@@ -86,7 +86,8 @@ class ProgressEngine:
         order = task.order
         if order is None:
             if task.move_on():
-                self._end(task)
+                task.is_over = True
+                self._tell(task)
             else:
                 self._messages[task] = None
                 if len(self._messages) > 2 * self._swept + _FEW_MESSAGES:
@@ -265,10 +266,6 @@ class ProgressEngine:
         computed = time.thread_time() - start
         self._swept, self._next_sweep = len(self._messages), time.perf_counter() + computed / _SWEEPS
         return len(ended) > found
-
-    def _end(self, task: MPITask) -> None:
-        task.is_over = True
-        self._tell(task)
 
     def _tell(self, task: MPITask) -> None:
         """Run an ended task's callbacks. Until they have run, its order begins only collectives from these callbacks."""

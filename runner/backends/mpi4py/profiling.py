@@ -9,7 +9,7 @@ from concurrent import futures
 
 from torch import Tensor
 
-from runner.backends.devices import current_device, take_device
+from runner.backends.gpu import current_device, take_device
 from runner.backends.mpi4py.tasks import Steps
 from runner.versions.torch_private import begin_record, end_record
 

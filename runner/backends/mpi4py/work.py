@@ -64,9 +64,7 @@ class MPIWork(Work):
         return self._results
 
     def source_rank(self) -> int:
-        if self._sender is None:
-            return -1
-        return self._sender()
+        return -1 if self._sender is None else self._sender()
 
     _source_rank = source_rank
 

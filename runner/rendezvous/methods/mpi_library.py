@@ -53,10 +53,8 @@ def load_mpi(context: LaunchContext) -> Any:
     try:
         import mpi4py
 
-        given, mpi4py.rc.finalize = (
-            mpi4py.rc.finalize,
-            False,
-        )  # after an exception MPI_Finalize() would wait for the others for ever
+        # After an exception MPI_Finalize() would wait for the others for ever.
+        given, mpi4py.rc.finalize = mpi4py.rc.finalize, False
         from mpi4py import MPI
 
         mpi4py.rc.finalize = given  # as a program expects it: it is read by the import only
@@ -198,10 +196,8 @@ def settings_for_mpi(context: LaunchContext) -> dict[str, str]:
     """
     environment = context.environment
     settings = {}
-    if not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & set(environment):
-        library = library_of_launcher()
-        if library:
-            settings["MPI4PY_LIBMPI"] = library
+    if not {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & set(environment) and (library := library_of_launcher()):
+        settings["MPI4PY_LIBMPI"] = library
     if context.on_one_host and context.launcher.without_fabric and not _has_fabric():
         unset = {name: value for name, value in context.launcher.without_fabric.items() if name not in environment}
         settings.update(unset)
@@ -215,19 +211,14 @@ def library_of_launcher() -> str | None:
     if not program:
         return None
     prefix = Path(program).parent.parent
-    if prefix == Path("/usr"):
-        return _of_the_system(program)
+    if prefix == Path("/usr"):  # a distribution puts its library on the loader's path, where the name is enough
+        return "libmpich.so.12" if "hydra" in os.path.basename(program) else "libmpi.so.40"
     for folder in ("lib", "lib64", "lib/release"):
         for name in ("libmpi.so.40", "libmpi.so.12"):  # Open MPI; MPICH, Intel MPI and other derivatives of MPICH
             library = prefix / folder / name
             if library.is_file():
                 return str(library)
     return None
-
-
-def _of_the_system(program: str) -> str:
-    # A distribution puts its library on the loader's path, where the name is enough.
-    return "libmpich.so.12" if "hydra" in os.path.basename(program) else "libmpi.so.40"
 
 
 def _has_fabric() -> bool:

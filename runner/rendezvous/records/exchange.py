@@ -28,9 +28,7 @@ _ANSWERING = 10.0  # seconds for sending the answer
 _CONNECTING = 2.0  # seconds for one address
 _EARLIER = 5.0  # seconds before rank 0 does, at which a rank that has not found it gives up
 _FIRST_NOTICE, _NEXT_NOTICES = 10.0, 30.0  # seconds before rank 0 prints which ranks it waits for
-_MOST_ANSWERING = (
-    30.0  # seconds that one that takes connections gets for its answer, in the end: it may be a busy rank 0
-)
+_MOST_ANSWERING = 30.0  # seconds, in the end, for the answer of one that takes connections: it may be a busy rank 0
 
 Candidate = tuple[socket.AddressFamily, Any]  # an address that may be rank 0's
 

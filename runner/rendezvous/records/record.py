@@ -28,9 +28,7 @@ class RankRecord:
     launcher: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)  # the variables that rank, size, … were read from
     host: str = ""
-    machine: str = (
-        ""  # its kernel, whatever the host is called: containers have names of their own, clones have one name
-    )
+    machine: str = ""  # its kernel, however the host is called: containers have own names, clones have one name
     host_key: str = ""  # the machine and the network that this process sees: virtual hosts on a machine have one each
     pid: int = 0
     python: str = ""  # versions

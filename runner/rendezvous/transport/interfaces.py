@@ -10,23 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 # Bridges and tunnels of containers and virtual machines. Most lead to no other host of the job; on some hosts one of them has
 # the only address (OpenShift's br-ex).
 _VIRTUAL = (
-    *(
-        "docker",
-        "virbr",
-        "br-",
-        "cni",
-        "flannel",
-        "podman",
-        "lxc",
-        "lxdbr",
-        "tun",
-        "tap",
-        "veth",
-        "cali",
-        "cilium",
-        "kube",
-    ),
-    *("vmnet", "vnet", "ovs", "wg", "tailscale"),
+    *("docker", "virbr", "br-", "cni", "flannel", "podman", "lxc", "lxdbr", "tun", "tap", "veth", "cali", "cilium"),
+    *("kube", "vmnet", "vnet", "ovs", "wg", "tailscale"),
 )
 
 
@@ -50,13 +35,8 @@ def own_addresses(environment: Mapping[str, str]) -> list[tuple[str, str]]:
             continue
         for address in addresses:
             if address.family in (socket.AF_INET, socket.AF_INET6) and _is_reachable(address.address):
-                key = (
-                    interface not in wanted,
-                    is_virtual(interface),
-                    -state.speed,
-                    address.family == socket.AF_INET6,
-                    interface,
-                )
+                is_other, is_ipv6 = interface not in wanted, address.family == socket.AF_INET6
+                key = is_other, is_virtual(interface), -state.speed, is_ipv6, interface
                 found.append((key, (interface, address.address)))
     return [pair for _, pair in sorted(found)]
 

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.backends.devices import take_device
-from runner.backends.gpu import is_gpu
+from runner.backends.gpu import is_gpu, take_device
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
