@@ -75,10 +75,10 @@ def test_the_backend_on_cpus(wanted: str, changes: dict[str, str], backend: str,
 def test_the_backend_on_gpus() -> None:
     on_cpus = job(threads=1)
     on_gpu = replace(on_cpus.placement, device="cuda", device_index=0)
-    chosen = with_backend(replace(on_cpus, placements=(on_gpu, on_gpu)), "auto")
+    on_gpus = replace(on_cpus, placements=(on_gpu, on_gpu))
+    chosen = with_backend(on_gpus, "auto")
     assert (chosen.backend, chosen.backend_why) == ("nccl", "for GPUs")
-    by_mpi = with_backend(replace(on_cpus, placements=(on_gpu, on_gpu)), "mpi4py")
-    assert "through pinned memory of the host" in by_mpi.backend_why
+    assert "through pinned memory of the host" in with_backend(on_gpus, "mpi4py").backend_why
 
 
 def test_the_backend_on_intels_gpus() -> None:

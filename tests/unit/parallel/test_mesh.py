@@ -20,12 +20,6 @@ def topology(hosts: list[int]) -> Topology:
     return topology_of([RankRecord(host_key=str(host), host=f"node{host}") for host in hosts])
 
 
-def test_replicas_fill_the_ranks() -> None:
-    degrees = Degrees.of(24, shard=2, tensor=2, pipeline=3)
-    assert astuple(degrees) == (2, 2, 3, 2)
-    assert degrees.data == 4
-
-
 def test_degrees_that_do_not_divide_the_ranks_are_refused_with_the_arithmetic() -> None:
     with pytest.raises(UsageError) as caught:
         Degrees.of(8, tensor=3)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import astuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
 from runner.options.command import given_in
@@ -28,24 +26,6 @@ from runner.parallel.settings import SCHEDULES, ParallelSettings
 )
 def test_data_parallelism_takes_the_ranks_that_the_others_leave(arguments: str, degrees: tuple[int, ...]) -> None:
     assert astuple(given_in(arguments.split()).parallel().degrees(8)) == degrees
-
-
-@given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(1, 48))
-def test_a_product_that_does_not_divide_the_ranks_is_refused_with_numbers_that_do(
-    tp: int, pp: int, replicate: int, ranks: int
-) -> None:
-    arguments = f"--strategy fsdp --tp {tp} --pp {pp} --replicate {replicate} --micro-batches 12".split()
-    product = tp * pp * replicate
-    if replicate == ranks > 1:
-        return
-    if ranks % product == 0:
-        assert given_in(arguments).parallel().degrees(ranks).shard == ranks // product
-        return
-    with pytest.raises(UsageError, match=rf"= {product} does not divide {ranks} ranks") as caught:
-        given_in(arguments).parallel().degrees(ranks)
-    suggested = [int(word.strip(",")) for word in caught.value.fix.split() if word.strip(",").isdigit()]
-    assert suggested
-    assert all(number % product == 0 for number in suggested)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,8 @@ from runner.base.errors import RendezvousError
 from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.records.records import Records
 from runner.rendezvous.records.topology import Host, Topology
-from runner.rendezvous.transport.client import connect
 from runner.rendezvous.transport.control_channel import ControlChannel
 from runner.rendezvous.transport.endpoint import Endpoint, listen, port_of
-from runner.rendezvous.transport.protocol import WrongJobError
 from runner.tools.doctor.examine import Check, Team, Verdict, examine, ok
 
 
@@ -81,22 +79,6 @@ def test_a_rank_that_is_late_comes_back() -> None:
     assert found[0][0] == ["a0", "a1", None]
     assert found[0][1][:2] == ["b0", "b1"]
     assert found[2][0] == ["a0", "a1", None]  # rank 2 is told what the others were
-
-
-def test_a_stranger_at_the_port_is_disconnected() -> None:
-    listener = listen(loopback=True)
-    with listener, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ControlChannel, 0, 2, _at(listener, held=True), "token")
-        with socket.create_connection(listener.getsockname()) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with pytest.raises(WrongJobError):
-            connect(socket.AF_INET, listener.getsockname(), b"another job's", 1, 5.0)
-        with ControlChannel(1, 2, _at(listener), "token") as second:
-            pool.submit(lambda: None).result()  # the first has received its visitor
-            told = pool.submit(second.gather, "a", 1, 5.0)
-            with first.result() as own:
-                assert own.gather("a", 0, 5.0) == [0, 1]
-            assert told.result() == []
 
 
 def test_rank_0_gone_is_an_error() -> None:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.base.errors import RendezvousError, UsageError
+from runner.base.errors import UsageError
 from runner.launch.detect import detect
 from runner.rendezvous.methods.local import listen_on_name, named
 from runner.rendezvous.records.exchange import exchange_records, serve_records
@@ -237,16 +237,6 @@ def test_one_who_stands_between_the_two_changes_nothing_unnoticed() -> None:
             assert server.ranks[1].send(["truth"], within=5.0)
             with coming.result() as client, pytest.raises(WrongJobError):
                 client.receive(20.0)
-
-
-def test_another_secret_is_told_to_those_who_wait() -> None:
-    with listen(loopback=True) as listener, ThreadPoolExecutor(1) as pool:
-        candidates = [(socket.AF_INET, listener.getsockname())]
-        other = pool.submit(exchange_records, lambda: iter(candidates), RankRecord(rank=1), b"another", 2.0, "rank 0")
-        with pytest.raises(RendezvousError, match=r"absent: rank 1; \d+ times a runner came .* RUNNER_SECRET"):
-            serve_records(listener, RankRecord(rank=0), 2, KEY, 2.0)
-        with pytest.raises(RendezvousError, match="RUNNER_SECRET"):
-            other.result()
 
 
 def key_of(job: str, **environment: str) -> bytes:
