@@ -33,37 +33,36 @@ class _Look:
         self._store: Any = None
         self._key = ""
 
-    def at_step(self, model: Any, given: Any) -> None:
-        """Look at what a model in DDP is called with, before its forward pass."""
+    def at_step(self, model: Any, given: Any) -> bool:
+        """Look at what a model in DDP is called with, before its forward pass. Returns whether this was the last look."""
         import torch
         import torch.distributed as dist
 
         if not (model.training and torch.is_grad_enabled()) or not self.loaders:
-            return
+            return False
         self.steps += 1
         is_divided = "" in self.loaders or dist.get_world_size(model.process_group) != self.job.size
         uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if is_divided or (uses_cuda and torch.cuda.is_current_stream_capturing()):
-            self.is_over = True
-        elif self.steps == 1:
+            return True
+        if self.steps == 1:
             tensors = [one for one in torch_private.tree_leaves(given) if isinstance(one, torch.Tensor) and one.numel()]
             attempt = self.job.context.attempt, os.environ.get("TORCHELASTIC_RESTART_COUNT")
             seen = hashlib.sha256(b"".join(map(_sample, tensors))).hexdigest()
             self._store, self._key = client_of(self.job), f"runner: first batch {attempt} {seen}"
             self._store.add(self._key, 1)
-            if self.job.rank or not tensors:
-                self.is_over = True
-        elif self.steps & (self.steps - 1) == 0:
-            are_equal = self._store.add(self._key, 0) == self.job.size
-            if are_equal:
-                print(
-                    f"runner: all {self.job.size} ranks train on equal batches: their DataLoader has a {' and a '.join(sorted(self.loaders))}, which does "
-                    "not divide the data; give it sampler=DistributedSampler(dataset), and call its set_epoch() in each epoch",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            if are_equal or self.steps >= _LAST_STEP:
-                self.is_over = True
+            return self.job.rank != 0 or not tensors
+        if self.steps & (self.steps - 1) != 0:
+            return False
+        if are_equal := self._store.add(self._key, 0) == self.job.size:
+            samplers = " and a ".join(sorted(self.loaders))
+            print(
+                f"runner: all {self.job.size} ranks train on equal batches: their DataLoader has a {samplers}, which does "
+                "not divide the data; give it sampler=DistributedSampler(dataset), and call its set_epoch() in each epoch",
+                file=sys.stderr,
+                flush=True,
+            )
+        return are_equal or self.steps >= _LAST_STEP
 
 
 def _sample(tensor: Any) -> bytes:
@@ -84,7 +83,7 @@ def tell_of_equal_batches(job: Job) -> None:
 
         if not torch.compiler.is_compiling() and not look.is_over:
             try:
-                look.at_step(model, (arguments, options))
+                look.is_over = look.at_step(model, (arguments, options))
             except Exception:  # nothing here is the concern of the program
                 look.is_over = True
 

@@ -28,7 +28,7 @@ from runner.versions import torch_private
 
 # What any program may have in sys.modules before it imports anything: Python's own, and this package.
 _STANDARD = {*sys.stdlib_module_names, "runner", "__mp_main__", "__main__"}
-_drawn: list[tuple[ModuleType | None, Any]] = []  # torch and numpy.random, as they were imported
+_seeds: list[Callable[[], Any]] = []  # they give torch and numpy, as they were imported, other random numbers
 # What numpy and torch read of these is set later, too.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -65,7 +65,10 @@ def import_once(modules: Iterable[str], preloaded: Sequence[str] = ()) -> str:
     if failed or (failed := _not_to_be_forked()):
         return failed
     freeze()
-    _drawn[:] = [(sys.modules.get("torch"), sys.modules.get("numpy.random"))]
+    if (torch := sys.modules.get("torch")) is not None:
+        _seeds.append(torch.default_generator.seed)
+    if (of_numpy := sys.modules.get("numpy.random")) is not None:
+        _seeds.append(of_numpy.seed)
     later = _new_packages(known) - first
     packages = {top: _taken_out(top) for top in first | later}
     sys.meta_path.insert(0, _HeldFinder(packages, environment, later, read))
@@ -90,11 +93,8 @@ def draw_own_numbers() -> None:
 
     Later would be too late: a program may have set a seed by then.
     """
-    for torch, of_numpy in _drawn:
-        if torch is not None:
-            torch.default_generator.seed()
-        if of_numpy is not None:
-            of_numpy.seed()
+    for seed in _seeds:
+        seed()
 
 
 def _imported(modules: Iterable[str], by: str, but_for: type[BaseException] | tuple[()] = ()) -> str:
