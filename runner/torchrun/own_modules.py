@@ -32,7 +32,8 @@ _hidden: dict[str, ModuleType] = {}
 def hide_own_modules() -> None:
     """Let the program's ``import runner`` find its own. Call when its folder is on ``sys.path``, before it starts."""
     if not _hidden:
-        _hidden.update(_taken_out())
+        names = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
+        _hidden.update({name: sys.modules.pop(name) for name in names})
         sys.meta_path.insert(0, _ProgramsFinder())
         find_first_workloads()
 
@@ -112,11 +113,6 @@ def _import(
     return module if wanted else own_module(_NAME)
 
 
-def _taken_out() -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
-    return {name: sys.modules.pop(name) for name in names}
-
-
 class _ProgramsFinder(importlib.abc.MetaPathFinder):
     """Finds a program's ``runner`` anywhere on its path, or else this package's modules, which are loaded already."""
 
@@ -125,7 +121,7 @@ class _ProgramsFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != _NAME or not _hidden:
             return None
-        others = [entry for entry in sys.path if not _is_ours(Path(entry or ".", _NAME))]
+        others = [entry for entry in sys.path if not Path(entry or ".", _NAME, _LANDMARK).is_file()]
         theirs = importlib.machinery.PathFinder.find_spec(name, others)
         if theirs is not None and _has_source(theirs):
             return theirs
@@ -154,10 +150,6 @@ class _Loaded(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec  # that of this import is in its place
-
-
-def _is_ours(folder: Path) -> bool:
-    return (folder / _LANDMARK).is_file()
 
 
 def _has_source(spec: importlib.machinery.ModuleSpec) -> bool:

@@ -58,8 +58,7 @@ class MPI4Py(Backend):
 
         if dist.is_mpi_available():
             return Finding("this torch was built with MPI: --backend mpi")
-        problem = self.unavailable_reason(job)
-        if problem:
+        if problem := self.unavailable_reason(job):
             return Finding(f"not in this torch; mpi4py does not stand in for it: {problem}")
         return Finding("not in this torch; mpi4py stands in for it on CPUs")
 
@@ -67,8 +66,7 @@ class MPI4Py(Backend):
         """Register the backend with ``torch.distributed.distributed_c10d``."""
 
         def create_as(name: str, options: Any, _: object = None) -> Any:
-            problem = self.unavailable_reason(job)
-            if problem:
+            if problem := self.unavailable_reason(job):
                 raise RuntimeError(f"backend mpi4py: {problem}")
             load_mpi(job.context)  # a job of one rank has not loaded it for the rendezvous
             crowded = any(placement.is_crowded for placement in job.placements)
