@@ -32,6 +32,13 @@ FIELDS = ("time", "phase", "step", "step_seconds", "own_seconds", "data_seconds"
 _PART = 1 / 128  # of the time so far, between two lines: some 900 lines in a day, 1,100 in a week
 _INTERVAL_SECONDS = 2.0  # seconds between two writings
 _LAST_SECONDS = 2.0  # seconds that the last one may take
+_TYPES: dict[str, Any] = {
+    "str | None": str,
+    "int": int,
+    "int | None": int,
+    "float | None": (int, float),
+    "tuple[str, ...]": list,
+}
 # Fields of Progress of which 0 is unknown.
 _NUMBERS = ("step", "steps", "epoch", "epochs", "step_seconds", "own_seconds", "data_seconds")
 
@@ -99,7 +106,7 @@ def read_states(folder: Path) -> list[RankState]:
 
 
 def parse(rank: int, text: str) -> RankState:
-    """Return a state from its file's text. What is missing is unknown.
+    """Return a state from its file's text. What is missing, or of another type, is unknown.
 
     Raises:
         ValueError: it is not a JSON object, or a later runner has written it.
@@ -109,7 +116,11 @@ def parse(rank: int, text: str) -> RankState:
         raise ValueError("it is not a JSON object")
     if found.get("format", FORMAT) > FORMAT:
         raise ValueError(f"it is of format {found['format']}, and this runner reads {FORMAT}; update the runner")
-    known = {field.name: found[field.name] for field in fields(RankState) if field.name in found}
+    known = {
+        field.name: found[field.name]
+        for field in fields(RankState)
+        if isinstance(found.get(field.name), _TYPES[str(field.type)])
+    }
     texts = {name: _one_line(value) for name, value in known.items() if isinstance(value, str)}
     return RankState(**known | texts | {"rank": rank, "addresses": tuple(known.get("addresses", ()))})
 

@@ -21,7 +21,6 @@ from runner.parallel.settings import SCHEDULES, ParallelSettings
         ("--strategy fsdp --replicate 2", (2, 4, 1, 1)),
         ("--strategy fsdp --replicate 2 --tp 2 --pp 2", (2, 1, 2, 2)),
         ("--strategy zero1 --lr 0.1 --unknown", (8, 1, 1, 1)),
-        ("--tp 2 --pp-schedule cosine --precision 16", (4, 1, 1, 2)),  # a workload's own, of the same names
     ],
 )
 def test_data_parallelism_takes_the_ranks_that_the_others_leave(arguments: str, degrees: tuple[int, ...]) -> None:
