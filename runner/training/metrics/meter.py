@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import form_of
 from runner.parallel.task import Task
 from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.metrics.sinks import StepRecord
 from runner.training.metrics.speed import speeds
-from runner.training.metrics.usage import UsageReader
+from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
+
+_USAGE_SECONDS = 1.0  # the least time from one reading of the usage to the next
 
 
 def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
@@ -40,14 +44,26 @@ def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
     )
 
 
-class Summed(Protocol):
-    """An object that needs the ranks' sums of some numbers, and takes them from the metrics' collective."""
+class UsageReader:
+    """Reads this process's use of its host and a device, at most once per second, because a reading takes 0.1 ms."""
 
-    def share(self) -> list[float]:
-        """Return this rank's numbers: as many on every rank."""
+    def __init__(self, device: torch.device) -> None:
+        self._process, self._device, self._read_at = psutil.Process(), device, time.monotonic()
+        self._process.cpu_percent()  # the next call gives what was used since this one
 
-    def take_sums(self, sums: list[float]) -> None:
-        """Take the sums over the data-parallel ranks."""
+    def read(self) -> dict[str, float]:
+        """Return what is in use now, by names of ``StepRecord``; nothing within a second of the last reading."""
+        now = time.monotonic()
+        if now - self._read_at < _USAGE_SECONDS:
+            return {}
+        self._read_at = now
+        found: dict[str, float] = {"cpu": self._process.cpu_percent(), "memory": self._process.memory_info().rss}
+        if is_gpu(self._device):
+            free, whole = torch.accelerator.get_memory_info(self._device)
+            found["gpu_memory"] = whole - free
+            with contextlib.suppress(Exception):  # no NVML, one of another driver, or a GPU of Intel's
+                found["gpu"] = float(torch.cuda.utilization(self._device))
+        return found
 
 
 class Meter:
@@ -93,28 +109,25 @@ class Meter:
         self._noted = {}
         self._places.append((position.step, position.epoch + 1, lr))
 
-    def records(self, *others: Summed) -> list[StepRecord]:
+    def records(self, pace: Pace) -> list[StepRecord]:
         """Return the records of the steps since the last call, with the data-parallel ranks' weighted mean losses. Collective.
 
         Args:
-            others: objects whose numbers are summed in the same collective.
+            pace: takes the sums of the ranks' own times from the same collective.
         """
         if not self._losses:
             return []
-        names = _names_of(self._more)
-        shares = [_share_of(names), *(one.share() for one in others)]
-        losses, count = torch.stack(self._losses).double(), len(self._losses)
-        numbers = [*self._weights, *itertools.chain(*shares)]
+        names, count = _names_of(self._more), len(self._losses)
+        losses = torch.stack(self._losses).double()
+        numbers = [*self._weights, *_share_of(names), *pace.share()]
         rest = torch.tensor(numbers, dtype=losses.dtype, device=losses.device)
         both = torch.cat([losses * rest[:count], rest])
         dist.all_reduce(both, group=self.run.group())
-        sums = iter(both.tolist())
-        totals = [next(sums) for _ in range(count)]
-        means = [total / weight if (weight := next(sums)) else 0.0 for total in totals]
-        names_sums, *others_sums = ([next(sums) for _ in share] for share in shares)
-        _check_names(names, names_sums, self.run)
-        for one, own_sums in zip(others, others_sums, strict=True):
-            one.take_sums(own_sums)
+        sums = both.tolist()
+        totals, weights, (*of_names, seconds_of_all, ranks) = sums[:count], sums[count : 2 * count], sums[2 * count :]
+        means = [total / weight if weight else 0.0 for total, weight in zip(totals, weights, strict=True)]
+        _check_names(names, of_names, self.run)
+        pace.take_sums(seconds_of_all, ranks)
         more = self._means_of_more()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds

@@ -54,9 +54,8 @@ class Pace:
         """Return this rank's median time, and 1; or zeros if it is unknown."""
         return [statistics.median(self._own), 1.0] if len(self._own) >= _STEPS else [0.0, 0.0]
 
-    def take_sums(self, sums: list[float]) -> None:
+    def take_sums(self, total: float, known: float) -> None:
         """Take the ranks' sums of their shares. Collective once all times are known: then one reduction finds the slowest rank."""
-        total, known = sums
         self.slowest = None
         if known == self._run.data_size > 1:
             own = int(1e6 * statistics.median(self._own))
