@@ -21,7 +21,7 @@ _PLACES = {
     "Run": "runner.training.run:Run",
     "RunnerError": "runner.base.errors:RunnerError",
     "Settings": "runner.training.settings:Settings",
-    "State": "runner.training.state:State",
+    "State": "runner.training.summary:State",
     "Task": "runner.parallel.task:Task",
     "UsageError": "runner.base.errors:UsageError",
     "option": "runner.base.settings:option",

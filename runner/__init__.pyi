@@ -10,7 +10,7 @@ from runner.training.model import Model as Model
 from runner.training.preemption import Preempted as Preempted
 from runner.training.run import Run as Run
 from runner.training.settings import Settings as Settings
-from runner.training.state import State as State
 from runner.training.summary import Result as Result
+from runner.training.summary import State as State
 
 __version__: str

@@ -24,8 +24,7 @@ from runner.training.rates import rate_of, set_rate
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings
-from runner.training.state import Hook, State
-from runner.training.summary import Result
+from runner.training.summary import Hook, Result, State
 from runner.training.training import Training
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
@@ -68,7 +67,7 @@ def fit(
                     fix="say drop_last=True in the task or the DataLoader, and leave out a batch sampler",
                 )
         trainer = make_trainer(task, run.setting(options.dtype, options, looks["training"].batch))
-        training = Training(run, task, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
+        training = Training(run, options, feed, trainer, on_step=on_step, on_epoch=on_epoch)
         if training.saved is None and (weights := _weights(run, task, options)) is not None:
             trainer.load_weights(weights)
         if training.is_at_its_end:
@@ -103,7 +102,7 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
         UsageError: there is no checkpoint, or it is damaged or does not fit.
     """
     trainer = make_trainer(task, run.setting(options.dtype, options))
-    settings = resume.settings_of(run, task, options, trainer)
+    settings = resume.settings_of(run, options, trainer)
     saved, _ = restore(run, with_own_state(trainer), options, settings, goes_on=False)
     if saved is None:
         with raised_on_all_ranks():

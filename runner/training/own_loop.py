@@ -92,7 +92,7 @@ class OwnLoop:
             settings = with_batch_of(source, settings)
             check_task(run, task, settings)
             trainer = Several(task, {name: one.trainer for name, one in self._models.items()}, self._own)
-            self._training = training = Training(run, task, settings, feed_of(run, source, settings), trainer)
+            self._training = training = Training(run, settings, feed_of(run, source, settings), trainer)
             if training.is_at_its_end:
                 training.nothing_left()
                 return

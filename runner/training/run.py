@@ -31,8 +31,7 @@ from runner.versions.extras import problem_of
 if TYPE_CHECKING:
     from runner.training.model import Model
     from runner.training.own_loop import OwnLoop
-    from runner.training.state import Hook
-    from runner.training.summary import Result
+    from runner.training.summary import Hook, Result
 
 T = TypeVar("T")
 

@@ -23,19 +23,24 @@ from runner.training.summary import EpochMeans
 
 
 class StepMetrics:
-    """Times each step of this rank, and gathers and writes the losses of ``--log-every`` steps together."""
+    """Times each step of this rank, and gathers and writes the losses of ``--log-every`` steps together.
+
+    Attributes:
+        meter: has the losses of the steps that are not written yet.
+        of_epoch: the means of the epoch's steps.
+        newest: the records that were written last.
+    """
 
     show: ProgressDisplay
     _output: Output
     _checkpoints: Checkpoints
 
     def __init__(
-        self, run: Run, options: Settings, trainer: Trainer, position: Position, meter: Meter, last_step: int | None
+        self, run: Run, options: Settings, trainer: Trainer, position: Position, last_step: int | None
     ) -> None:
         self._run, self._options, self._trainer, self._position = run, options, trainer, position
-        self._meter, self._last_step, self._pace, self._board = meter, last_step, Pace(run), run.job.board
-        self.of_epoch = EpochMeans()
-        self.newest: list[StepRecord] = []  # the records that were written last
+        self._last_step, self._pace, self._board = last_step, Pace(run), run.job.board
+        self.meter, self.of_epoch, self.newest = Meter(run, trainer.task), EpochMeans(), list[StepRecord]()
         self._has_reported_odd_loss = False
         # The shapes of batches since the last evaluation: a compiled model is compiled for each new one.
         self._shapes: set[object] = set()
@@ -58,7 +63,7 @@ class StepMetrics:
 
     def begin_epoch(self) -> None:
         """Start an epoch, before its data is read."""
-        self._meter.start()
+        self.meter.start()
         self.of_epoch = EpochMeans()
         self._shapes.clear()
         self._board.enter("warm-up")
@@ -83,23 +88,23 @@ class StepMetrics:
         known = self.newest[-1].loss if self.newest else None
         epoch, epochs = position.epoch + 1, self._options.epochs
         self._board.step(position.step, self._last_step or 0, epoch, epochs, known, pace.newest, pace.data)
-        self._meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]), trainer.weight)
+        self.meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]), trainer.weight)
         self.show.step(epoch, position.step, known)
 
     def write_if_due(self) -> None:
         """Write the records if there are as many as ``--log-every`` says. Collective."""
-        if len(self._meter) == self._options.log_every:
+        if len(self.meter) == self._options.log_every:
             self.write(self.gather())
             self._board.complete()
 
     def write_rest(self) -> None:
         """Write the records of all steps so far: those of a checkpoint must cover all steps up to it. Collective."""
-        if len(self._meter):
+        if len(self.meter):
             self.write(self.gather())
 
     def gather(self) -> list[StepRecord]:
         """Return the records since the last call. Collective."""
-        return self._meter.records(self._pace)
+        return self.meter.records(self._pace)
 
     def write(self, records: list[StepRecord]) -> None:
         """Write records. Print a line about a slow rank, and the first time that the loss is not finite. Collective.
@@ -120,7 +125,3 @@ class StepMetrics:
             self.show.line(slow)
         self._checkpoints.see(records)
         self.newest = records
-
-    def leave_out_pause(self) -> None:
-        """Leave out the time since the last record, which a checkpoint or an evaluation took."""
-        self._meter.start()

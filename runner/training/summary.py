@@ -1,17 +1,35 @@
-"""How a training goes, and went: the lines that are printed about it."""
+"""What a training tells: its hooks get its state, its caller a result, and the screen lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import nn
+from torch.optim import Optimizer
+
 from runner.parallel.task import Task
-from runner.training.checkpoint.checkpoint_folder import Saved
+from runner.training.checkpoint.checkpoint_folder import Position, Saved
 from runner.training.metrics.sinks import StepRecord
 from runner.training.metrics.speed import speeds
 from runner.training.run import Run
 from runner.training.settings import Settings
+
+
+@dataclass
+class State:
+    """The state of a training that hooks receive."""
+
+    model: nn.Module  # this rank's, not the strategy's wrapper
+    optimizer: Optimizer
+    position: Position
+    records: list[StepRecord] = field(default_factory=list)  # those written last
+    # Ends the training after this step, with a checkpoint; one rank's call is enough.
+    stop: Callable[[], None] = lambda: None
+
+
+Hook = Callable[[State], None]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from runner.base.command_name import COMMAND
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.parallel.modes import begin_training, modes_kept
 from runner.parallel.several import Several, with_own_state
-from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
 from runner.training.checkpoint import resume
@@ -24,18 +23,16 @@ from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.checkpoint.restore import restore
 from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
-from runner.training.evaluation import evaluate
-from runner.training.evaluation_sums import Evaluation
-from runner.training.metrics.meter import Meter, number_of
+from runner.training.evaluation import Evaluation, evaluate
+from runner.training.metrics.meter import number_of
 from runner.training.metrics.profile import profiled
 from runner.training.metrics.sinks import StepRecord
 from runner.training.preemption import Preemption, end_early, listening
 from runner.training.replicas import Replicas
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.state import Hook, State
 from runner.training.step_metrics import StepMetrics
-from runner.training.summary import Result, epoch_line, evaluation_texts, resumed_text, step_line, summary
+from runner.training.summary import Hook, Result, State, epoch_line, evaluation_texts, resumed_text, step_line, summary
 
 _OF_LINES = {"step", "format"}
 
@@ -51,6 +48,9 @@ class Training:
     """
 
     loss: Tensor | None = None
+    evaluation: Evaluation | None = None
+    _replicas: Replicas | None = None
+    _checkpoints: Checkpoints
     _preemption: Preemption
     _steps: Callable[[Iterable[int]], Iterable[int]]
     _batch: Batch
@@ -58,7 +58,6 @@ class Training:
     def __init__(
         self,
         run: Run,
-        task: Task,
         options: Settings,
         feed: Feed,
         trainer: Trainer,
@@ -76,20 +75,17 @@ class Training:
         Raises:
             UsageError: the checkpoint is damaged or does not fit.
         """
-        self._run, self._task, self._options, self._trainer = run, task, options, trainer
+        self._run, self._task, self._options, self._trainer = run, trainer.task, options, trainer
         self._feed, self._on_step, self._on_epoch = feed, on_step, on_epoch
-        settings = resume.settings_of(run, task, options, trainer)
+        self._settings = resume.settings_of(run, options, trainer)
         self._whole = with_own_state(trainer)
-        self._checkpoints = Checkpoints(run, self._whole, options, settings)
-        self.saved, self._changes = restore(run, self._whole, options, settings)
+        self._whole.check_state()  # refuses a state that cannot be saved now, not after an epoch
+        self.saved, self._changes = restore(run, self._whole, options, self._settings)
         self.position = self.saved.position if self.saved else Position()
         self._first_step = self.position.step + 1  # of this run
-        self.evaluation: Evaluation | None = None
-        self._meter = Meter(run, task)
         self.last_step = _last_step(self.position, feed, options)
-        self._metrics = StepMetrics(run, options, trainer, self.position, self._meter, self.last_step)
+        self._metrics = StepMetrics(run, options, trainer, self.position, self.last_step)
         self._state = State(trainer.model, trainer.optimizer, self.position, stop=self.stop)
-        self._replicas: Replicas | None = None
         # Every so many steps the ranks agree on whether the program, by a hook or a loop of its own, stops the training.
         self._agree_every = trainer.period if on_step or isinstance(trainer, Several) else 0
         self._is_done = True  # the step whose batch was given last
@@ -104,8 +100,12 @@ class Training:
     @property
     def is_at_its_end(self) -> bool:
         """Whether the checkpoint is that of the last step."""
-        is_over = self.position.epoch >= self._options.epochs
-        return self.saved is not None and (is_over or self.position.step >= (self._options.max_steps or math.inf))
+        return self.saved is not None and not self._has_steps_left
+
+    @property
+    def _has_steps_left(self) -> bool:
+        position, options = self.position, self._options
+        return position.epoch < options.epochs and position.step < (options.max_steps or math.inf)
 
     @contextmanager
     def begun(self, see_that_own: Callable[[], None]) -> Iterator[None]:
@@ -114,17 +114,19 @@ class Training:
         Args:
             see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
         """
-        run, options, trainer, checkpoints = self._run, self._options, self._trainer, self._checkpoints
+        run, options, trainer = self._run, self._options, self._trainer
         if self.saved:
             run.print(resumed_text(self.saved, options, self._changes))
             load_states(run, self._feed, self.saved.data)
-        checkpoints.data_states = functools.partial(states_of, run, self._feed)
-        checkpoints.begin(self.saved, see_that_own)
+        states = functools.partial(states_of, run, self._feed)
+        self._checkpoints = checkpoints = Checkpoints(
+            run, self._whole, options, self._settings, self.saved, see_that_own, states
+        )
         if options.check_replicas:
             self._replicas = Replicas(run, trainer)
         trainer.on_progress = run.job.board.go_on
         left = (self.last_step or sys.maxsize) - self.position.step
-        self._steps = profiled(run, options, left, self._meter.leave_out)
+        self._steps = profiled(run, options, left, self._metrics.meter.leave_out)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
@@ -138,7 +140,7 @@ class Training:
         run, options, position, metrics = self._run, self._options, self.position, self._metrics
         device, dtype = run.device, self._trainer.dtype
         # An epoch of which no whole batch is left has no step, and ends as others do.
-        while position.epoch < options.epochs and position.step < (options.max_steps or math.inf):
+        while self._has_steps_left:
             begin_training(self._trainer.roots)
             metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
@@ -183,7 +185,7 @@ class Training:
                 )
             self._is_done, position, self.loss = True, self.position, None
             position.step, position.samples = position.step + 1, self._batch.used
-            self._meter.count(self._batch.all_samples)
+            self._metrics.meter.count(self._batch.all_samples)
             self._metrics.add(loss)
             self._call(self._on_step, "step hook")
             if self._replicas and position.step % (self._options.check_replicas or 1) == 0:
@@ -200,7 +202,7 @@ class Training:
             records = self._evaluate()
             if self.evaluation is not None:
                 metrics.show.line(step_line(records[-1], self._task))
-            metrics.leave_out_pause()
+            metrics.meter.start()  # leaves out the pause
             self._run.job.board.enter("warm-up")  # a compiled model has been in evaluation mode
         else:
             metrics.write_if_due()
@@ -250,7 +252,7 @@ class Training:
             self._metrics.write_rest()
         if is_due:
             checkpoints.save(position)
-            self._metrics.leave_out_pause()
+            self._metrics.meter.start()
             preemption.agree(now=True)  # now it is known how long that takes
         is_at_end = position.epoch >= self._options.epochs or position.step == self.last_step
         is_evaluated = self.evaluation is not None or self._task.test_data is None
@@ -279,7 +281,7 @@ class Training:
         """
         for name in _OF_LINES & values.keys():
             raise UsageError(f"run.log({name}=…): each line of the metrics has its own {name}", fix="name it otherwise")
-        self._meter.note({name: value for name, value in values.items() if name != "loss"})
+        self._metrics.meter.note({name: value for name, value in values.items() if name != "loss"})
         if "loss" in values:
             self.loss, self._fresh = number_of("loss", values["loss"], self._run.device), False
 
@@ -290,7 +292,7 @@ class Training:
     def result(self) -> Result:
         """Return the result of the training, and print it on rank 0."""
         step = self.position.step
-        result = Result(step, self._meter.overall(), *(self.evaluation or (None, None, {})))
+        result = Result(step, self._metrics.meter.overall(), *(self.evaluation or (None, None, {})))
         checkpoint = self._options.checkpoint_dir / name_of(step)
         best = self._checkpoints.best_text
         text = summary(self._run, result, self._task, self._options, checkpoint)

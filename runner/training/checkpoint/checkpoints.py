@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import functools
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +18,14 @@ from torch import Tensor
 
 from runner.backends.gpu import is_gpu, take_device
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.base.in_thread import call_in_thread
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, Sums
 from runner.training.checkpoint.staging import Staging
 from runner.training.checkpoint.writing import writing
-from runner.training.evaluation_sums import Evaluation, best_number
+from runner.training.evaluation import Evaluation, best_number
 from runner.training.finite import Finite
 from runner.training.metrics.sinks import StepRecord
 from runner.training.run import Run
@@ -47,18 +46,33 @@ class Checkpoints:
     longest_seconds = 0.0
     spent_seconds = 0.0
 
-    def __init__(self, run: Run, trainer: Trainer, options: Settings, settings: dict[str, Any]) -> None:
-        self._run, self._trainer, self.options, self.settings = run, trainer, options, settings
+    def __init__(
+        self,
+        run: Run,
+        trainer: Trainer,
+        options: Settings,
+        settings: dict[str, Any],
+        saved: Saved | None,
+        see_that_own: Callable[[], None],
+        data_states: Callable[[], list[Any] | None],
+    ) -> None:
+        """Begin, before the first step.
+
+        Args:
+            settings: the options that determine the result.
+            saved: the checkpoint that the run resumes from. In the run's own folder it is not written again before the next step.
+            see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
+            data_states: returns all ranks' places in the data, on rank 0, in mid-epoch. Collective.
+        """
+        self._run, self._trainer, self.options, self._settings = run, trainer, options, settings
+        self._see_that_own, self._data_states = see_that_own, data_states
         self._folder = options.checkpoint_dir.absolute()  # also if the program changes its working folder
-        # Returns all ranks' places in the data, on rank 0, in mid-epoch. Collective.
-        self.data_states: Callable[[], list[Any] | None] = lambda: None
         self._aside: tuple[Path, list[Path]] | None = None
         self._step, self._saved_at = -1, time.monotonic()  # step and time of the newest checkpoint
         self._has_saved = False
         # The last complete checkpoint with a finite loss; at first the one to resume from.
         self._good: Path | None = None
-        self._finite: Finite
-        self._see_that_own: Callable[[], None]
+        self._finite = Finite(trainer.model)
         # A checkpoint, and the call that writes it or waits until it is written.
         self._unfinished: tuple[Saved, Callable[[], None]] | None = None
         self._group: Any = None
@@ -66,32 +80,22 @@ class Checkpoints:
         self._best = None if trainer.task.keep_best is None else Best.of(trainer.task.keep_best)
         self._best_number: float | None = None  # the number of the best evaluation so far, as rank 0 knows it
         self._is_best = False  # whether the present state has that number
-        trainer.check_state()  # refuses a state that cannot be saved now, not after an epoch
         if trainer.is_sharded:
             self._check_shared_folder()
             if options.save_async:  # a thread needs its own group, of a backend that takes tensors in host memory
                 self._group = dist.new_group(backend="gloo" if is_gpu(run.device) else None)
+        if saved is not None:
+            self._best_number = run.on_main(self._number_of_best)
+            there = (path for _, path in checkpoint_folder.steps_in(self._folder))
+            self._good = saved.path if saved.is_finite else next(filter(_was_finite, there), None)
+            if saved.path.resolve() == self._path_of(saved.position.step).resolve():
+                self._step = saved.position.step
 
     def keep_aside(self, folder: Path, paths: list[Path]) -> None:
         """Move other runs' checkpoints to a folder when this run writes its first checkpoint."""
         self._aside = folder.absolute(), [path.absolute() for path in paths]
         if checkpoint_folder.best_in(self._folder) in self._aside[1]:
             self._best_number = None
-
-    def begin(self, saved: Saved | None, see_that_own: Callable[[], None]) -> None:
-        """Begin the training, with this checkpoint. A checkpoint in the run's own folder is not written again before the next step.
-
-        Args:
-            see_that_own: called on rank 0 before anything is written; raises a RunnerError if the folder is another run's now.
-        """
-        self._finite, self._see_that_own = Finite(self._trainer.model), see_that_own
-        if saved is None:
-            return
-        self._best_number = self._run.on_main(self._number_of_best)
-        there = (path for _, path in checkpoint_folder.steps_in(self._folder))
-        self._good = saved.path if saved.is_finite else next(filter(_was_finite, there), None)
-        if saved.path.resolve() == self._path_of(saved.position.step).resolve():
-            self._step = saved.position.step
 
     def see(self, records: Sequence[StepRecord]) -> None:
         """Take the records of the newest steps. Collective, with the same records on all ranks.
@@ -207,11 +211,11 @@ class Checkpoints:
             path=self._path_of(position.step),
             workload=run.workload,
             position=replace(position),  # the loop counts on in its own
-            settings=self.settings,
+            settings=self._settings,
             groups=state.groups,
             values=state.values,
             is_finite=not self._finite.what_is_odd(),
-            data=self.data_states() if position.samples else None,
+            data=self._data_states() if position.samples else None,
             best=self._best_number if self._is_best else None,
         )
         self._is_best = False
@@ -222,7 +226,7 @@ class Checkpoints:
             tensors = self._staging.copy(tensors)
         write: Callable[[], None] = functools.partial(self._write, saved, tensors)
         if is_async and here:
-            write = _in_background(write, run.device).result
+            write = call_in_thread(functools.partial(_on_device, run.device, write)).result
         self._unfinished = saved, write if trainer.is_sharded else functools.partial(run.on_main, write)
         if not is_async or trainer.left_out is not None:
             self.finish()
@@ -327,22 +331,10 @@ class Checkpoints:
             self._aside = None
 
 
-def _in_background(work: Callable[[], None], device: torch.device) -> Future[None]:
-    """Call ``work`` in a thread with this current device. The thread does not keep a failed job from its end."""
-    future: Future[None] = Future()
-
-    def call() -> None:
-        try:
-            take_device(device)
-            work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    # threading's start() waits for the thread, which then keeps the interpreter for the 5 ms of its switch interval.
-    _thread.start_new_thread(call, ())
-    return future
+def _on_device(device: torch.device, work: Callable[[], None]) -> None:
+    """Call ``work`` with this current device, which each thread has for itself."""
+    take_device(device)
+    work()
 
 
 def _was_finite(path: Path) -> bool:

@@ -11,7 +11,6 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.base.plain_values import plain
 from runner.base.settings import settings_in
 from runner.parallel.state import is_plain, like, scalar
-from runner.parallel.task import Task
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint.checkpoint_folder import Saved
 from runner.training.checkpoint.shard_index import Shapes
@@ -24,7 +23,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _LR = ("lr", "initial_lr")  # torch's schedules start from the second
 
 
-def settings_of(run: Run, task: Task, options: Settings, trainer: Trainer) -> dict[str, Any]:
+def settings_of(run: Run, options: Settings, trainer: Trainer) -> dict[str, Any]:
     """The settings that determine a run's result, for its checkpoints. Call it before the optimizer's state is loaded."""
     return {
         "workload": run.workload,
@@ -36,8 +35,8 @@ def settings_of(run: Run, task: Task, options: Settings, trainer: Trainer) -> di
             if one.about.changes
         },
         "dtype": str(trainer.dtype).removeprefix("torch."),  # which the model has without the option, too
-        "samples": source_of(task).length,
-        **plain(task.settings),
+        "samples": source_of(trainer.task).length,
+        **plain(trainer.task.settings),
         "optimizer": _kind(trainer.optimizer),
         "groups": [_hyperparameters(group) for group in trainer.optimizer.param_groups],
     }

@@ -56,9 +56,8 @@ def _measure(run: Run, task: Task, options: Settings, folder: Path, rounds: int)
     for name, save_async in (("at once", False), ("in the background", True)):
         own = folder / name  # in one folder one of them would remove the other's older checkpoints, too
         run.on_main(own.mkdir)
-        checkpoints[name] = Checkpoints(run, trainer, replace(options, checkpoint_dir=own, save_async=save_async), {})
-    for writer in filter(None, checkpoints.values()):
-        writer.begin(None, lambda: None)
+        here = replace(options, checkpoint_dir=own, save_async=save_async)
+        checkpoints[name] = Checkpoints(run, trainer, here, {}, None, lambda: None, lambda: None)
     stops: dict[str, list[float]] = {name: [] for name in checkpoints}
     takes: dict[str, list[float]] = {name: [] for name in checkpoints}
     for turn in range(rounds + 1):

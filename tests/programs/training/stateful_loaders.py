@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.state import State
+from runner.training.summary import State
 
 LENGTH, BATCH = 46, 4  # of an epoch on two ranks the sixth step is a short one
 

@@ -13,7 +13,7 @@ from runner.base.settings import option
 from runner.training.loop import Task, fit
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.state import State
+from runner.training.summary import State
 
 
 class Steps:

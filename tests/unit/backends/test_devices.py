@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from runner.backends import flight_recorder
 from runner.backends.mpi4py import profiling
 from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.waiting import Cores
+from runner.base.in_thread import call_in_thread
 from runner.training.checkpoint import checkpoints
 
 OWN = torch.device("cuda:1")
@@ -45,7 +47,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 def test_of_an_asynchronous_checkpoint(cuda: Recorder) -> None:
     found: list[int] = []
-    checkpoints._in_background(lambda: found.append(cuda.current_device()), OWN).result(60)
+    write = partial(checkpoints._on_device, OWN, lambda: found.append(cuda.current_device()))
+    call_in_thread(write).result(60)
     assert found == [1]
 
 

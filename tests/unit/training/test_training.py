@@ -173,7 +173,7 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
 def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are written together: --log-every, and checkpoints, decide that."""
     monkeypatch.setattr("runner.training.step_metrics.Pace", MagicMock())
-    metrics = StepMetrics(MagicMock(), Settings(), MagicMock(), Position(), MagicMock(), 12)
+    metrics = StepMetrics(MagicMock(), Settings(), MagicMock(), Position(), 12)
     metrics.show = metrics._output = metrics._checkpoints = MagicMock()
     for first in (7.0, 1.0):  # the epoch before leaves nothing
         records = [record(step, first + step) for step in range(6)]
