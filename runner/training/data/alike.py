@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy
@@ -13,13 +12,11 @@ from torch import Tensor
 
 from runner.backends.comparing import bounds, number_of
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.training.data.orders import DRAWN
 from runner.training.run import Run
 
 # Relative to the mean magnitude: processors of different kinds compute their last bits differently. The sketches of two random arrays
 # of 10⁶ elements differ by some 10⁻³.
 _TOLERANCE = 1e-4
-_told = set[str]()  # kinds of samplers for which a line is printed already
 _SKETCHED = 1 << 16  # elements of an array that are read, or twice as many
 
 
@@ -87,29 +84,18 @@ def ranks_unlike_first(run: Run, sketch: Sketch) -> list[int]:
     return [rank for rank, one in enumerate(everyone) if one]
 
 
-def keys_of_all(run: Run, sampler: Any, keys: Iterator[Any]) -> Iterator[Any]:
-    """Return the keys that a sampler draws for an epoch if they are the same on all ranks, else rank 0's. Collective.
+def check_keys(run: Run, sampler: Any, keys: str) -> None:
+    """Check that a sampler draws the same keys on all ranks. Collective.
+
+    Args:
+        keys: the first keys of an epoch, as a text.
 
     Raises:
-        UsageError: the ranks' keys differ and have no end.
+        UsageError: the ranks' keys differ.
     """
-    if run.size == 1:
-        return keys
-    first = list(itertools.islice(keys, DRAWN))
-    ((smallest, largest),) = bounds([number_of(repr(first))], run.host_group)
-    if smallest == largest:
-        return itertools.chain(first, keys)
-    name = type(sampler).__name__
-    if not isinstance(sampler, Sized):
+    if run.size > 1 and len({*bounds([number_of(keys)], run.host_group)[0]}) > 1:
         with raised_on_all_ranks():
             raise UsageError(
-                f"{name} draws other keys on each rank, and has no length",
-                fix="seed its random numbers alike on all ranks",
+                f"{type(sampler).__name__} draws other keys on each rank",
+                fix="seed its random numbers alike on all ranks; derive it from DistributedSampler if it gives each rank its own keys",
             )
-    if name not in _told:  # once, and not for each epoch
-        run.print(
-            f"{name} draws other keys on each rank: all take rank 0's. A run that resumes in mid-epoch draws others: to seed it, give it "
-            "set_epoch(), or draw by torch's, NumPy's or Python's global random numbers"
-        )
-    _told.add(name)
-    return iter(run.on_main(lambda: [*first, *keys]))

@@ -14,11 +14,11 @@ from torch.utils.data import DistributedSampler
 from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.mesh import Layout
-from runner.training.data.alike import keys_of_all, ranks_unlike_first, sketch_of
+from runner.training.data.alike import check_keys, ranks_unlike_first, sketch_of
 from runner.training.data.feed import Feed
 from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import DrawnOrder, EpochOrder, Share, ShuffledOrder
-from runner.training.data.source import Source, length_of
+from runner.training.data.orders import CheckKeys, DrawnOrder, EpochOrder, ShuffledOrder
+from runner.training.data.source import Source
 from runner.training.data.streams import BatchStream, SampleStream
 from runner.training.run import Run
 from runner.training.settings import StepSettings
@@ -35,7 +35,7 @@ def feed_of(
         beside: see ``reading_of``.
 
     Raises:
-        UsageError: the data has no length where one is needed, is too small for one batch, or has the sampler of another job.
+        UsageError: a sampler has no length where one is needed, the data is too small for one batch, or has the sampler of another job.
     """
     reading, layout = reading_of(source, options, run.device, beside), layout or run.layout
     rank, size = layout.data_rank(run.rank), layout.degrees.data
@@ -52,7 +52,7 @@ def feed_of(
         )
     if source.kind == "samples":
         return SampleStream(*data, batch_size=options.batch_size, collate=source.collate, reading=reading, **how)
-    order = order_of(source, rank, size, options, partial(keys_of_all, run, source.chosen_by))
+    order = order_of(source, rank, size, options, partial(check_keys, run, source.chosen_by))
     return IndexedFeed(source.data, order, reading, source.collate, agree=agree if source.is_item else None)
 
 
@@ -107,16 +107,18 @@ def with_batch_of(source: Source, options: Any) -> Any:
 
 
 @raised_on_all_ranks()
-def order_of(source: Source, rank: int, size: int, options: StepSettings, share: Share = iter) -> EpochOrder:
+def order_of(
+    source: Source, rank: int, size: int, options: StepSettings, check: CheckKeys = lambda keys: None
+) -> EpochOrder:
     """Return which samples a rank reads.
 
     Args:
-        share: makes the keys that a sampler draws the same on all ranks.
+        check: called with the keys that a sampler draws, which have to be the same on all ranks.
 
     Raises:
         UsageError: see ``feed_of``.
     """
-    length, drop_last, each = length_of(source.data), source.drop_last, options.batch_size
+    length, drop_last, each = len(source.data), source.drop_last, options.batch_size
     chosen = source.chosen_by
     if chosen is None:
         order: EpochOrder = ShuffledOrder(length, rank, size, each, options.seed, drop_last=drop_last)
@@ -133,7 +135,7 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
         ranks = size if distributed is None else 1
         counted = None
         if source.is_test and distributed is not None and distributed is source.sampler:  # not what it adds to fill up
-            counted = len(range(rank, length_of(distributed.dataset), size))
+            counted = len(range(rank, len(distributed.dataset), size))  # type: ignore[arg-type]  # it has been asked before
         order = DrawnOrder(
             chosen,
             rank,
@@ -143,7 +145,7 @@ def order_of(source: Source, rank: int, size: int, options: StepSettings, share:
             whole=1 if not drop_last else max(each, 1) * (1 if source.is_test else ranks),
             is_own=distributed is not None,
             counted=counted,
-            share=share,
+            check=check,
         )
     if order.steps(0) == 0:
         unit, most = ("samples", max(length // size, 1)) if each else ("batches", 0)

@@ -14,9 +14,9 @@ from runner.training.data.permutation import Permutation
 from runner.training.data.random_numbers import own_random_numbers
 
 _BLOCK = 1 << 14  # samples whose places in the order are computed together
-DRAWN = 1 << 10  # keys that a user's sampler draws together
+_DRAWN = 1 << 10  # keys that a user's sampler draws together
 
-Share = Callable[[Iterator[Any]], Iterator[Any]]  # this rank's keys of an epoch → those of all ranks; may be collective
+CheckKeys = Callable[[str], None]  # raises an error if these keys differ on other ranks; may be collective
 
 
 class Place(NamedTuple):
@@ -75,7 +75,7 @@ class DrawnOrder:
         each: keys per rank and step; 0 for a batch sampler.
         whole: the last step is cut to a multiple of this many keys.
         counted: how many of this rank's own keys count, because a DistributedSampler has added the others; None for all.
-        share: makes the drawn keys the same on all ranks.
+        check: called with the keys that have to be the same on all ranks.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class DrawnOrder:
         whole: int,
         is_own: bool = False,
         counted: int | None = None,
-        share: Share = iter,
+        check: CheckKeys = lambda keys: None,
     ) -> None:
         self._sampler, self._each, self._seed, self._own_rank = sampler, each, seed, rank
         self._rank, self._ranks, self._times = (0, 1, size) if is_own else (rank, size, 1)
-        self._whole, self._counted, self._share = whole, counted, share
+        self._whole, self._counted, self._check = whole, counted, check
         self._is_own, self.is_even, self.drawn = is_own, bool(each), ShuffledOrder.drawn
         self._step = max(each, 1) * self._ranks
 
@@ -117,9 +117,9 @@ class DrawnOrder:
         if isinstance(self._sampler, Sized):
             drawn = itertools.islice(drawn, len(self._sampler))
         if not self._is_own:
-            drawn = self._share(drawn)
-            first = list(itertools.islice(drawn, DRAWN))
+            first = list(itertools.islice(drawn, _DRAWN))
             text, drawn = repr(first), itertools.chain(first, drawn)
+            self._check(text)
             self.drawn = None if " at 0x" in text else hashlib.blake2b(text.encode()).hexdigest()[:16]
         return self._places(epoch, used, itertools.islice(drawn, used // self._times, None))
 
@@ -162,7 +162,7 @@ def drawn_alike(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
     for block in itertools.count():
         with own_random_numbers(f"{source} block {block}"):
             found = iter(sampler) if found is None else found
-            part = list(itertools.islice(found, DRAWN))
+            part = list(itertools.islice(found, _DRAWN))
         if not part:
             return
         yield from part

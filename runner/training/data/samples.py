@@ -12,7 +12,7 @@ from runner.base.errors import UsageError
 from runner.training.data.alike import Sketch, sketch_of
 from runner.training.data.loading import Reading, Yielded, samples_of
 from runner.training.data.random_numbers import own_random_numbers
-from runner.training.data.source import Source, length_of
+from runner.training.data.source import Source
 
 _QUICK_SECONDS = 0.2  # the time for a batch of two samples above which no more samples are read
 
@@ -79,7 +79,7 @@ def _looks(source: Source, keys: list[Any], wants_sketch: bool, check: Check | N
 def _sketch(data: Any, keys: list[Any]) -> Sketch | None:
     if not all(isinstance(key, int) for key in keys):
         return None
-    length, found = length_of(data), []
+    length, found = len(data), []
     fixed = dict.fromkeys((0, length // 3, 2 * length // 3, length - 1))  # samplers may draw others on each rank
     for turn in ("first", "second", "third"):
         with own_random_numbers(f"the {turn} look at the data"):

@@ -81,11 +81,11 @@ def source_of_test(task: Task) -> Source:
     Raises:
         UsageError: it cannot be read.
     """
-    data = task.test_data
+    data: Any = task.test_data
     collate = None if isinstance(data, DataLoader) or isinstance(task.train_data, DataLoader) else task.collate_fn
     source = replace(_source(data, collate_fn=collate, drop_last=False), is_test=True)
     if source.kind == "keys" and source.chosen_by is None:
-        return replace(source, sampler=source.loader.sampler if source.loader else range(length_of(data)))
+        return replace(source, sampler=source.loader.sampler if source.loader else range(len(data)))
     return source
 
 
@@ -161,17 +161,3 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
     sampler: Any = loader.sampler
     is_theirs = f"{type(sampler).__module__}.{type(sampler).__name__}" in _OF_SHUFFLE
     return is_theirs and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-
-
-@raised_on_all_ranks()
-def length_of(data: Any) -> int:
-    """Return how many samples there are.
-
-    Raises:
-        UsageError: the data has no length.
-    """
-    if not isinstance(data, Sized):
-        raise UsageError(
-            f"{type(data).__name__} has no length, which sharing it among ranks needs", fix="give it __len__"
-        )
-    return len(data)

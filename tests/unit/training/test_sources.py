@@ -23,7 +23,6 @@ from torch.utils.data import (
 from runner.base.errors import UsageError
 from runner.training.data.feeds import order_of, reading_of, with_batch_of
 from runner.training.data.loading import Reading
-from runner.training.data.source import length_of
 from runner.training.settings import Settings
 from tests.unit.training.shares import EACH, feed, plain, source, steps
 
@@ -172,11 +171,6 @@ def test_data_are_read_by_a_process_where_others_are_forked() -> None:
     assert reading_of(test, options, cpu, source(train_data=plain(8))).num_workers == 0
     own = source(train_data=DataLoader(plain(8), num_workers=3))
     assert reading_of(own, options, cpu, forks).num_workers == 3
-
-
-def test_data_without_a_length_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match="Stream has no length"):
-        length_of(Stream())
 
 
 class Asked(TensorDataset):
