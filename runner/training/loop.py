@@ -15,7 +15,7 @@ from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import resume
 from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
-from runner.training.checkpoint.weights import read_weights
+from runner.training.checkpoint.shards import read_weights
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import source_of, source_of_test
 from runner.training.evaluation import try_evaluation

@@ -311,7 +311,7 @@ class Training:
         run, options, position = self._run, self._options, self.position
         assert self.saved is not None
         with raised_on_all_ranks():
-            if not self.saved.is_finite:
+            if not self.saved.finite:
                 raise RunnerError(
                     f"nothing is left to do, and the loss of {self.saved.path} was not finite",
                     fix="continue from an earlier checkpoint with --resume CHECKPOINT and a smaller --lr, or other data",

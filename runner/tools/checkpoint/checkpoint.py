@@ -87,7 +87,7 @@ def _verify(given: argparse.Namespace) -> None:
 
 def _export(given: argparse.Namespace) -> None:
     from runner.training.checkpoint.restore import model_weights
-    from runner.training.checkpoint.weights import write_weights
+    from runner.training.checkpoint.shards import write_weights
     from runner.training.checkpoint.writing import writing
 
     file: Path = given.file

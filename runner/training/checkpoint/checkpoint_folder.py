@@ -58,7 +58,7 @@ class Saved:
         settings: the options that determine the result.
         groups: the optimizer's parameter groups, as in ``runner.parallel.state.StateDict``.
         values: plain values of the optimizer's and the model's state, as in ``StateDict``.
-        is_finite: whether the loss was finite when the checkpoint was written.
+        finite: whether the loss was finite when the checkpoint was written.
         data: each rank's place in the data, in mid-epoch, if the data has one. Only rank 0 has this list.
         best: the evaluation's number for the task's ``keep_best``, if it was the best so far.
     """
@@ -69,7 +69,7 @@ class Saved:
     settings: dict[str, Any]
     groups: list[dict[str, Any]]
     values: dict[str, Any] = field(default_factory=dict)
-    is_finite: bool = True
+    finite: bool = True
     data: list[Any] | None = None
     best: float | None = None
 
@@ -107,17 +107,8 @@ def sums_of(paths: Iterable[Path]) -> Sums:
 
 def write_manifest(folder: Path, saved: Saved, sums: Sums) -> None:
     """Write ``checkpoint.json``, and flush the folder to disk."""
-    content = {
-        "workload": saved.workload,
-        "position": asdict(saved.position),
-        "settings": saved.settings,
-        "groups": saved.groups,
-        "values": saved.values,
-        "finite": saved.is_finite,
-        "data": saved.data,
-        "best": saved.best,
-        "files": sums,
-    }
+    content = {**vars(saved), "position": asdict(saved.position), "files": sums}
+    del content["path"]
     with open(folder / MANIFEST, "w", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, "sha256": _digest(content), "content": content}, file)
         file.flush()
@@ -182,18 +173,8 @@ def read_manifest(folder: Path) -> tuple[Saved, Sums]:
         raise DamagedError(
             f"{folder} is of format {outer['format']}, and this runner reads {_FORMAT}", fix="update the runner"
         )
-    saved = Saved(
-        path=folder,
-        workload=content["workload"],
-        position=Position(**content["position"]),
-        settings=content["settings"],
-        groups=content["groups"],
-        values=content["values"],
-        is_finite=content["finite"],
-        data=content.get("data"),
-        best=content.get("best"),
-    )
-    return saved, content["files"]
+    sums, position = content.pop("files"), Position(**content.pop("position"))
+    return Saved(path=folder, position=position, **content), sums
 
 
 def check_files(folder: Path, sums: Sums) -> None:

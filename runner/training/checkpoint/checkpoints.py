@@ -19,17 +19,18 @@ from torch import Tensor
 from runner.backends.gpu import is_gpu, take_device
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.base.in_thread import call_in_thread
+from runner.parallel.state import local_tensor
 from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, Sums
-from runner.training.checkpoint.staging import Staging
 from runner.training.checkpoint.writing import writing
 from runner.training.evaluation import Evaluation, best_number
 from runner.training.finite import Finite
 from runner.training.metrics.sinks import StepRecord
 from runner.training.run import Run
 from runner.training.settings import Settings
+from runner.versions.torch_private import copy_each
 
 
 class Checkpoints:
@@ -87,7 +88,7 @@ class Checkpoints:
         if saved is not None:
             self._best_number = run.on_main(self._number_of_best)
             there = (path for _, path in checkpoint_folder.steps_in(self._folder))
-            self._good = saved.path if saved.is_finite else next(filter(_was_finite, there), None)
+            self._good = saved.path if saved.finite else next(filter(_was_finite, there), None)
             if saved.path.resolve() == self._path_of(saved.position.step).resolve():
                 self._step = saved.position.step
 
@@ -175,7 +176,7 @@ class Checkpoints:
             saved, write = unfinished
             with self._saving():
                 write()
-            self._good = saved.path if saved.is_finite else self._good
+            self._good = saved.path if saved.finite else self._good
 
     def _check_weights(self, step: int) -> None:
         """End a training that cannot recover, as its weights are not finite. Collective."""
@@ -214,7 +215,7 @@ class Checkpoints:
             settings=self._settings,
             groups=state.groups,
             values=state.values,
-            is_finite=not self._finite.what_is_odd(),
+            finite=not self._finite.what_is_odd(),
             data=self._data_states() if position.samples else None,
             best=self._best_number if self._is_best else None,
         )
@@ -295,7 +296,7 @@ class Checkpoints:
             if saved.best is not None:
                 checkpoint_folder.link_best(saved.path)
         with self._writing(self._folder):
-            self._prune(saved.path if saved.is_finite else self._good)
+            self._prune(saved.path if saved.finite else self._good)
 
     def _prune(self, good: Path | None) -> None:
         """Remove the oldest checkpoints beyond ``--keep``, but neither the best nor the last good one. Called on rank 0."""
@@ -331,6 +332,27 @@ class Checkpoints:
             self._aside = None
 
 
+class Staging:
+    """Copies a state into the host's memory, to be written while the training changes it, and uses that memory again."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+        self._layout: Sequence[object] = ()  # names, shapes and types of the last copy
+        self._shards: list[Tensor] = []  # the memory of the last copy
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Copies with the same names, valid until the next call. A DTensor's are DTensors; only this rank's shard is copied."""
+        layout = [*tensors, *((tensor.shape, tensor.dtype) for tensor in tensors.values())]
+        if self._shards and layout == self._layout:
+            # One call for all shards: for DTensors one by one the dispatcher takes longer than the copying.
+            copy_each(self._shards, [local_tensor(tensor) for tensor in tensors.values()])
+        else:
+            self._copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+            self._layout, self._shards = layout, [local_tensor(copy) for copy in self._copies.values()]
+        return self._copies
+
+
 def _on_device(device: torch.device, work: Callable[[], None]) -> None:
     """Call ``work`` with this current device, which each thread has for itself."""
     take_device(device)
@@ -340,6 +362,6 @@ def _on_device(device: torch.device, work: Callable[[], None]) -> None:
 def _was_finite(path: Path) -> bool:
     """Return whether the loss was finite when a checkpoint was written. An unreadable checkpoint counts as good and is kept."""
     try:
-        return checkpoint_folder.read_manifest(path)[0].is_finite
+        return checkpoint_folder.read_manifest(path)[0].finite
     except RunnerError:
         return True

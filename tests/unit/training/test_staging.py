@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runner.training.checkpoint.staging import Staging
+from runner.training.checkpoint.checkpoints import Staging
 
 
 def test_a_copy_keeps_its_values_and_the_next_one_takes_its_memory() -> None:
