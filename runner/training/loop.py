@@ -13,13 +13,13 @@ from runner.parallel.several import with_own_state
 from runner.parallel.task import Plan, Task
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import resume
-from runner.training.checkpoint.ownership import owning
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.shards import read_weights
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import source_of, source_of_test
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
+from runner.training.places import owning
 from runner.training.rates import rate_of, set_rate
 from runner.training.run import Run
 from runner.training.same_task import check_task

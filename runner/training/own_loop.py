@@ -13,11 +13,11 @@ from runner.parallel import make_trainer
 from runner.parallel.several import Several, check_stateful
 from runner.parallel.task import Stateful, Task
 from runner.training.checkpoint.checkpoint_folder import Position
-from runner.training.checkpoint.ownership import owning
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import source_of
 from runner.training.finite import check_finite
 from runner.training.model import Model
+from runner.training.places import owning
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings

@@ -24,7 +24,7 @@ class _Shard(NamedTuple):
     tensor: int  # the rank's index among the tensor-parallel ones: these do not exchange the gradients of what they all have
     placements: tuple[
         tuple[str, int, str], ...
-    ]  # the dimensions of the mesh that shard it, the index there, and how they do
+    ]  # the mesh's dimensions that shard it, the index there, and how they do
 
 
 class Replicas:
@@ -52,11 +52,10 @@ class Replicas:
             _Shard(trainer.copies.get(name, name), tensor, _placements(parameter))
             for name, parameter in self._model.named_parameters()
         ]
-        self._shards: list[list[_Shard]] = [own] * run.size
+        self._shards = [own] * run.size
         ((smallest, largest),) = bounds([number_of(repr(own))])
-        self._is_one = (
-            smallest == largest
-        )  # each rank has what all have: one reduction compares it, however many there are
+        # If each rank has what all have, one reduction compares it, however many there are.
+        self._is_one = smallest == largest
         if not self._is_one:
             dist.all_gather_object(self._shards, own)
         self._most = max(map(len, self._shards))

@@ -103,9 +103,8 @@ class StepSettings(ParallelSettings):
     )
     workers: int = not_an_option(default=0)  # data loader processes per rank
     prefetch: int = not_an_option(default=2)  # batches that each of them reads ahead
-    given: Mapping[str, Any] = not_an_option(
-        default_factory=dict
-    )  # the values that are no defaults, as they were given
+    # The values that are no defaults, as they were given.
+    given: Mapping[str, Any] = not_an_option(default_factory=dict)
 
     @raised_on_all_ranks()
     def for_ranks(self: S, data_ranks: int) -> S:

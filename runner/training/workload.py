@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from runner.base.errors import UsageError, raised_on_all_ranks
@@ -17,7 +15,7 @@ from runner.options.command import Given, add_config, given_in
 from runner.options.job_settings import JobSettings
 from runner.options.parsing import ALL, Parser, add_full_help, wants
 from runner.parallel.settings import LAYOUT, ParallelSettings
-from runner.training.loggers.registry import chosen_loggers
+from runner.training.places import check_output
 from runner.training.run import Run
 from runner.training.settings import Settings, StepSettings
 
@@ -107,9 +105,8 @@ def _settings(kind: type[StepSettings], main: Main, run: Run, given: Given, chan
     add_options(parser, kind, JobSettings, show="all" if wants(given.rest, ALL) else "some")
     add_config(parser)
     typed = dict(given.values) | vars(parser.parse_args(given.rest))
-    for name in (
-        known.keys() & given.values.keys()
-    ):  # a class may allow fewer than ParallelSettings, by which they were read
+    # A class may allow fewer choices than ParallelSettings, by which these values were read.
+    for name in known.keys() & given.values.keys():
         one, value = known[name], given.values[name]
         if one.about.choices is not None and value is not None and one.text_of(value) not in one.choices:
             parser.error(f"argument {one.flag}: {one.text_of(value)!r} is none of {', '.join(one.choices)}")
@@ -125,43 +122,3 @@ def _one_batch(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "batch_size" in values:
         yield {"global_batch_size": None}
     yield values
-
-
-def check_output(run: Run, settings: Settings) -> None:
-    """Check on rank 0 that what a training writes can be written. Collective.
-
-    Raises:
-        UsageError: it cannot, or ``--requeue`` cannot be obeyed.
-    """
-    folders = {"--checkpoint-dir": settings.checkpoint_dir, "--metrics": settings.metrics.parent}
-
-    def check() -> None:
-        if settings.requeue and "SLURM_JOB_ID" not in os.environ:
-            raise UsageError(
-                "--requeue: this is no Slurm job",
-                fix="leave it out; with another scheduler exit code 75 says to run it again",
-            )
-        for option, folder in folders.items():
-            make_writable(folder, option)
-        for chosen in chosen_loggers(settings.logger, settings.checkpoint_dir):
-            chosen.load()
-
-    if run.train_by is None:  # a tool that trains the task itself writes none of it
-        run.on_main(check)
-
-
-def make_writable(folder: Path, option: str) -> None:
-    """Make a folder, and check that files can be created in it.
-
-    Raises:
-        UsageError: they cannot.
-    """
-    probe = folder / f".write-test-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"{option}: cannot write in {folder}: {error.strerror}", fix="name a folder that can be written"
-        ) from None

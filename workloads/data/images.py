@@ -15,9 +15,9 @@ from torch.nn.functional import interpolate
 from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
+from runner.training.places import once_per_file_system
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.shared_files import once_per_file_system
 
 FAKE_IMAGES = 4096
 _DIGITS = Path(__file__).with_name("digits.csv.gz")  # digits.txt tells whose they are

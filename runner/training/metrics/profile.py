@@ -17,9 +17,9 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.training.checkpoint.writing import writing
 from runner.training.metrics.output import kept_names
 from runner.training.metrics.profile_shares import STEP, Shares, read_shares
+from runner.training.places import once_per_file_system
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.shared_files import once_per_file_system
 from runner.versions.torch_api import ALL_THREADS
 from runner.versions.torch_private import profiler_settings
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from runner.training.places import once_per_file_system
 from runner.training.run import Run
-from runner.training.shared_files import once_per_file_system
 
 
 def main(run: Run, argv: list[str]) -> None:
