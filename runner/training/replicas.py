@@ -22,9 +22,8 @@ class _Shard(NamedTuple):
 
     name: str
     tensor: int  # the rank's index among the tensor-parallel ones: these do not exchange the gradients of what they all have
-    placements: tuple[
-        tuple[str, int, str], ...
-    ]  # the mesh's dimensions that shard it, the index there, and how they do
+    # The mesh's dimensions that shard it, the index there, and how they do.
+    placements: tuple[tuple[str, int, str], ...]
 
 
 class Replicas:

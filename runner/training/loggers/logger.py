@@ -1,11 +1,18 @@
-"""The interface of a logger, and the description of the run that a logger is made from."""
+"""The interface of a logger, the description of the run that a logger is made from, and the run's identifiers in services."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from runner.base.formats import check_format
+
+_FORMAT = 1  # of the file of identifiers
+_IDENTIFIERS = "loggers.json"  # beside the checkpoints
 
 
 class Logger(Protocol):
@@ -42,3 +49,24 @@ class LoggedRun:
     def name(self) -> str:
         """The name of the run: its folder's."""
         return self.folder.name or self.workload
+
+
+def identifier_of(run: LoggedRun, make: Callable[[], str]) -> str:
+    """Return the identifier of the run that continues, or make one for a new run and keep it in the file.
+
+    Raises:
+        UsageError: a later runner has written the file.
+        OSError: the file cannot be read or written.
+    """
+    path = run.folder / _IDENTIFIERS
+    known: dict[str, str] = {}
+    if path.exists():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        check_format(path, content.get("format"), _FORMAT)
+        known = content["runs"]
+    if not (run.step and run.logger in known):
+        known[run.logger] = make()
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text(json.dumps({"format": _FORMAT, "runs": known}, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    return known[run.logger]

@@ -6,7 +6,6 @@ MLflow chooses the default URI (``MLFLOW_TRACKING_URI``). The experiment is ``ML
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -14,14 +13,11 @@ from functools import partial
 
 from runner.base.environment import set_missing, unset_variables
 from runner.base.in_thread import call_in_thread
-from runner.training.loggers.identifiers import identifier_of
-from runner.training.loggers.logger import LoggedRun
+from runner.training.loggers.logger import LoggedRun, identifier_of
 
 _SEND_EVERY_SECONDS = 5.0
 # The limits of a request at the start, where a wrong address should be told soon. Later requests are tried again for minutes.
 _START_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-# Refused in names: other characters, and path parts that make several paths one. Older servers refuse a colon.
-_REFUSED, _NAME_CHARACTERS = re.compile(r"[^\w./ -]|(?<![^/])(?:/|\.{1,2}(?![^/]))|^\.\.|/$"), 240
 
 
 class MLflow:
@@ -43,17 +39,11 @@ class MLflow:
         finally:
             unset_variables(limits)
         self._values: list[tuple[str, float, int, int]] = []
-        self._names: dict[str, str] = {}  # by which MLflow gets values, by their own names
         self._send()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        for name in sorted(values.keys() - self._names.keys(), key=lambda name: (_accepted(name) != name, name)):
-            new = _accepted(name)
-            while new in self._names.values():
-                new += "_"
-            self._names[name] = new
-        self._values += [(self._names[name], value, now, step) for name, value in values.items()]
+        self._values += [(name, value, now, step) for name, value in values.items()]
         if self._sending.done() and time.monotonic() > self._sent + _SEND_EVERY_SECONDS:
             self._sending.result()  # raises the error of the last request
             self._send()
@@ -81,8 +71,3 @@ class MLflow:
         metrics, self._values = [Metric(*one) for one in self._values], []
         self._sending: Future[None] = call_in_thread(partial(self._client.log_batch, self._run, metrics=metrics))
         self._sent = time.monotonic()
-
-
-def _accepted(name: str) -> str:
-    """Return a name that MLflow accepts in place of one that it may refuse."""
-    return _REFUSED.sub("_", name)[:_NAME_CHARACTERS] or "_"

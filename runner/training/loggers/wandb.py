@@ -12,8 +12,7 @@ from typing import Any
 
 from runner.base.environment import set_missing
 from runner.base.errors import UsageError
-from runner.training.loggers.identifiers import identifier_of
-from runner.training.loggers.logger import LoggedRun
+from runner.training.loggers.logger import LoggedRun, identifier_of
 
 # W&B's own limits in seconds, below the runner's. `wandb sync` sends what is left in wandb/. W&B before 0.27 knows no limit at the end.
 _LIMITS = {"WANDB_INIT_TIMEOUT": "40", "WANDB_FINISH_TIMEOUT": "25"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,8 +14,7 @@ import pytest
 
 from runner.base.errors import UsageError
 from runner.training.loggers import mlflow, opening
-from runner.training.loggers.identifiers import identifier_of
-from runner.training.loggers.logger import LoggedRun, Logger
+from runner.training.loggers.logger import LoggedRun, Logger, identifier_of
 from runner.training.loggers.opening import GuardedLogger
 from runner.training.loggers.registry import LOGGERS, chosen_loggers
 from runner.training.metrics.sinks import StepRecord
@@ -168,18 +166,6 @@ def test_one_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -
 def test_one_that_does_not_start_is_one_line(make: Callable[[], Logger], told: str) -> None:
     with pytest.raises(UsageError, match=f"^--logger mine cannot start: {told}"):
         GuardedLogger("--logger mine", make, print)
-
-
-def test_names_that_mlflow_refuses_are_replaced_and_stay_apart(tmp_path: Path) -> None:
-    logger = made(run_of(tmp_path, f"mlflow:sqlite:///{tmp_path}/mlflow.db"))
-    odd = ["mAP@50", "mAP_50", "metrics/precision(B)", "/a", "a//b", "../a", "..a", "a:b", "größe", "", "x" * 300]
-    for step in (1, 2):
-        logger.log(step, {name: float(number) for number, name in enumerate(odd)})
-    logger.close()
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        found = dict(database.execute("select key, value from metrics where step = 2"))
-    assert len(found) == len(odd)
-    assert (found["mAP_50"], found["mAP_50_"], found["metrics/precision_B_"]) == (1.0, 0.0, 2.0)
 
 
 def test_an_mlflow_server_that_goes_away_keeps_no_step_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
