@@ -6,8 +6,8 @@ import functools
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from torch import Tensor
 
@@ -52,7 +52,7 @@ class Training:
     _replicas: Replicas | None = None
     _checkpoints: Checkpoints
     _preemption: Preemption
-    _steps: Callable[[Iterable[int]], Iterable[int]]
+    _step: Callable[[], AbstractContextManager[None]]
     _batch: Batch
 
     def __init__(
@@ -126,7 +126,7 @@ class Training:
             self._replicas = Replicas(run, trainer)
         trainer.on_progress = run.job.board.go_on
         left = (self.last_step or sys.maxsize) - self.position.step
-        self._steps = profiled(run, options, left, self._metrics.meter.leave_out)
+        self._step = profiled(run, options, left, self._metrics.meter.leave_out, lambda: self.is_last_of_epoch)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
@@ -145,35 +145,25 @@ class Training:
             metrics.begin_epoch()
             seed_random_numbers(options.seed, position.step, run.data_rank, device)  # for the loader's processes
             batches = self._feed.batches(position.epoch, position.samples)
-            left = self._feed.steps(position.samples)
-            self._epoch_is_over = left == 0
-            for _ in self._steps(self._down_from(left)):
-                seed_random_numbers(options.seed, position.step, run.data_rank, device)
-                run.common_random.seed(f"{options.seed} {position.step}")
-                metrics.begin_step()
-                if (batch := next(batches, None)) is None:  # of a resumed stream nothing is left
-                    self._epoch_is_over = True
-                    break
-                self._batch = batch._replace(value=to_device(batch.value, device, dtype))
-                metrics.see(self._batch.value)
-                self._is_done, self._fresh, self._epoch_is_over = False, True, batch.is_last
-                yield self._batch
-                self.finish_step()
+            self._epoch_is_over = self._feed.steps(position.samples) == 0
+            while self._has_steps_left and not self._epoch_is_over:
+                with self._step():
+                    seed_random_numbers(options.seed, position.step, run.data_rank, device)
+                    run.common_random.seed(f"{options.seed} {position.step}")
+                    metrics.begin_step()
+                    if (batch := next(batches, None)) is None:  # of a resumed stream nothing is left
+                        self._epoch_is_over = True
+                        break
+                    self._batch = batch._replace(value=to_device(batch.value, device, dtype))
+                    metrics.see(self._batch.value)
+                    self._is_done, self._fresh, self._epoch_is_over = False, True, batch.is_last
+                    yield self._batch
+                    self.finish_step()
                 if self._preemption.is_stopped:
                     return
             self._end_epoch()
             if self._preemption.is_stopped:
                 return
-
-    def _down_from(self, left: int | None) -> Iterator[int]:
-        """A number for each step of an epoch: down to 0 if it is known how many there are, else 1 until the epoch is over."""
-        most = (self._options.max_steps or math.inf) - self.position.step
-        if left is not None:
-            yield from reversed(range(int(min(left, most))))
-            return
-        while not self._epoch_is_over and most > 0:
-            yield 1
-            most -= 1
 
     def finish_step(self) -> None:
         """Do what follows a step that is computed. Does nothing if it was called before in this step. Collective."""

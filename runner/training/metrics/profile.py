@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,52 +28,59 @@ from runner.versions.torch_private import profiler_settings
 
 @raised_on_all_ranks()
 def profiled(
-    run: Run, options: Settings, steps: int, leave_out: Callable[[float], None]
-) -> Callable[[Iterable[int]], Iterable[int]]:
-    """Return a function through which an epoch's loop passes its steps, to record the chosen ones; without ``--profile``, ``iter``.
-
-    The loop's iterable counts down to 0, the epoch's last step.
+    run: Run, options: Settings, steps: int, leave_out: Callable[[float], None], is_last_of_epoch: Callable[[], bool]
+) -> Callable[[], AbstractContextManager[None]]:
+    """Return a function that makes the context of each step, to record the chosen ones.
 
     Args:
         steps: the number of steps that this run makes.
         leave_out: called with seconds that were not training.
+        is_last_of_epoch: returns whether the step that has ended is its epoch's last.
 
     Raises:
         UsageError: a step is chosen that this run does not make.
     """
     if options.profile is None:
-        return iter
+        return nullcontext
     chosen = range(options.profile.first, options.profile.last + 1)
     if chosen[-1] > steps:
         raise UsageError(
             f"--profile: this run makes {steps} steps, and step {chosen[-1]} is asked for", fix="name some of those"
         )
-    return _Recorder(run, options.checkpoint_dir, chosen, leave_out)
+    return _Recorder(run, options.checkpoint_dir, chosen, leave_out, is_last_of_epoch).step
 
 
+@dataclass
 class _Recorder:
-    def __init__(self, run: Run, folder: Path, chosen: range, leave_out: Callable[[float], None]) -> None:
-        self._run, self._folder, self._chosen, self._leave_out = run, folder, chosen, leave_out
-        self._number = 0  # of the step, of this run
+    _run: Run
+    _folder: Path
+    _chosen: range
+    _leave_out: Callable[[float], None]
+    _is_last_of_epoch: Callable[[], bool]
+    _number: int = 0  # of the step, of this run
+
+    def __post_init__(self) -> None:
         # Of all threads, because a backend's work may begin in one thread and end in another.
         config = profiler_settings(**ALL_THREADS)
-        self._profiler = torch.profiler.profile(activities=_activities(run.device), experimental_config=config)
+        kinds = torch.profiler.ProfilerActivity
+        of_gpu = {"cuda": [kinds.CUDA], "xpu": [kinds.XPU]}.get(self._run.device.type, [])
+        self._profiler = torch.profiler.profile(activities=[kinds.CPU, *of_gpu], experimental_config=config)
 
-    def __call__(self, steps: Iterable[int]) -> Iterator[int]:
-        for left in steps:
-            self._number += 1
-            if self._number not in self._chosen:
-                yield left
-                continue
-            if self._number == self._chosen[0]:
-                self._untimed(self._start)
-            is_last = self._number == self._chosen[-1]
-            with torch.profiler.record_function(f"{STEP}{self._number}"):
-                yield left
-                if is_last or not left:
-                    synchronize(self._run.device)  # what a GPU still has to do is the step's
-            if is_last:
-                self._untimed(self._finish)
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._number += 1
+        if self._number not in self._chosen:
+            yield
+            return
+        if self._number == self._chosen[0]:
+            self._untimed(self._start)
+        is_last = self._number == self._chosen[-1]
+        with torch.profiler.record_function(f"{STEP}{self._number}"):
+            yield
+            if is_last or self._is_last_of_epoch():
+                synchronize(self._run.device)  # what a GPU still has to do is the step's
+        if is_last:
+            self._untimed(self._finish)
 
     def _untimed(self, work: Callable[[], None]) -> None:
         start = time.perf_counter()
@@ -110,12 +119,6 @@ class _Recorder:
         if not ALL_THREADS and not is_gpu(run.device):
             run.print("torch before 2.7 records the thread that trains only: what gloo does in its own counts as idle")
         run.print(f"traces      {folder}")
-
-
-def _activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
-    kinds = torch.profiler.ProfilerActivity
-    on_gpu = {"cuda": [kinds.CUDA], "xpu": [kinds.XPU]}
-    return [kinds.CPU, *on_gpu.get(device.type, [])]
 
 
 def _keep_earlier(folder: Path) -> None:
