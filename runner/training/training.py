@@ -24,7 +24,7 @@ from runner.training.checkpoint.restore import restore
 from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import Evaluation, evaluate
-from runner.training.metrics.meter import number_of
+from runner.training.metrics.meter import logged_number
 from runner.training.metrics.profile import profiled
 from runner.training.metrics.sinks import StepRecord
 from runner.training.preemption import Preemption, end_early, listening
@@ -273,7 +273,7 @@ class Training:
             raise UsageError(f"run.log({name}=…): each line of the metrics has its own {name}", fix="name it otherwise")
         self._metrics.meter.note({name: value for name, value in values.items() if name != "loss"})
         if "loss" in values:
-            self.loss, self._fresh = number_of("loss", values["loss"], self._run.device), False
+            self.loss, self._fresh = logged_number("loss", values["loss"], self._run.device), False
 
     def stop(self) -> None:
         """End the training after this step, with a checkpoint. One rank's call is enough."""

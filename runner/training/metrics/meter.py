@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.backends.comparing import bounds, number_of
 from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import form_of
@@ -26,7 +26,7 @@ from runner.training.run import Run
 _USAGE_SECONDS = 1.0  # the least time from one reading of the usage to the next
 
 
-def number_of(name: str, value: float | Tensor, device: torch.device) -> Tensor:
+def logged_number(name: str, value: float | Tensor, device: torch.device) -> Tensor:
     """Return a logged value as a scalar tensor on the device.
 
     Raises:
@@ -67,7 +67,7 @@ class UsageReader:
 
 
 class Meter:
-    """Collects losses on the device, and turns them into records by one collective for many steps."""
+    """Collects losses on the device, and turns those of many steps into records together."""
 
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
@@ -99,7 +99,7 @@ class Meter:
 
     def note(self, values: Mapping[str, float | Tensor]) -> None:
         """Add numbers to this step's record; they replace others of the same names."""
-        self._noted |= {name: number_of(name, value, self.run.device) for name, value in values.items()}
+        self._noted |= {name: logged_number(name, value, self.run.device) for name, value in values.items()}
 
     def add(self, loss: Tensor, position: Position, lr: float, weight: float = 1.0) -> None:
         """Add a step that is done, and counted in the position. ``weight``: of this rank's loss in the mean over the ranks."""
@@ -117,17 +117,18 @@ class Meter:
         """
         if not self._losses:
             return []
-        names, count = _names_of(self._more), len(self._losses)
-        losses = torch.stack(self._losses).double()
-        numbers = [*self._weights, *_share_of(names), *pace.share()]
-        rest = torch.tensor(numbers, dtype=losses.dtype, device=losses.device)
+        losses, count = torch.stack(self._losses).double(), len(self._losses)
+        rest = torch.tensor([*self._weights, *pace.share()], dtype=losses.dtype, device=losses.device)
         both = torch.cat([losses * rest[:count], rest])
         dist.all_reduce(both, group=self.run.group())
-        sums = both.tolist()
-        totals, weights, (*of_names, seconds_of_all, ranks) = sums[:count], sums[count : 2 * count], sums[2 * count :]
-        means = [total / weight if weight else 0.0 for total, weight in zip(totals, weights, strict=True)]
-        _check_names(names, of_names, self.run)
-        pace.take_sums(seconds_of_all, ranks)
+        *sums, seconds_of_all, ranks = both.tolist()
+        means = [total / weight if weight else 0.0 for total, weight in zip(sums[:count], sums[count:], strict=True)]
+        # The names of the numbers noted in each step. All ranks reduce the numbers in this order.
+        names = "; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(self._more) if one)
+        (smallest, largest), (_, slowest) = bounds([number_of(names), pace.longest()], self.run.group())
+        if smallest != largest:
+            _refuse_names(names, self.run)
+        pace.take(seconds_of_all, ranks, slowest)
         more = self._means_of_more()
         seconds = time.perf_counter() - self._started
         self._seconds += seconds
@@ -158,34 +159,13 @@ class Meter:
         return self._all_samples / self._seconds if self._seconds else 0.0
 
 
-def _names_of(more: Sequence[Mapping[str, Tensor]]) -> str:
-    """Return the names of the numbers noted in each step. They must be equal on all ranks, which reduce the numbers in this order."""
-    return "; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(more) if one)
-
-
-def _share_of(names: str) -> list[float]:
-    """Return two numbers of these names, each with its square: ranks have the same names if the sums are those of equal numbers.
-
-    The numbers have 16 bits, so that the sums of squares over 2 million ranks are exact in double precision.
-    """
-    return [float(power) for half in divmod(zlib.crc32(names.encode()), 1 << 16) for power in (half, half**2)]
-
-
-def _check_names(names: str, sums: Sequence[float], run: Run) -> None:
-    """Check by the sums of the ranks' shares that all ranks have these names. Collective if they have not.
-
-    Raises:
-        UsageError: the names differ.
-    """
-    whole = [int(number) for number in sums]
-    if all(run.data_size * squares == total**2 for total, squares in zip(whole[::2], whole[1::2], strict=True)):
-        return
+@raised_on_all_ranks()
+def _refuse_names(names: str, run: Run) -> NoReturn:
+    """Refuse that the ranks have noted numbers of different names. Collective."""
     everyone: list[Any] = [None] * run.data_size
     dist.all_gather_object(everyone, names, group=run.group())
     other = next(rank for rank, text in enumerate(everyone) if text != everyone[0])
-    with raised_on_all_ranks():
-        raise UsageError(
-            f"the ranks log different numbers: {everyone[0] or 'none'} on rank 0, {everyone[other] or 'none'} on data-parallel rank "
-            f"{other}",
-            fix="call run.log() with the same names in the same steps on all ranks; rank 0 writes their means",
-        )
+    raise UsageError(
+        f"the ranks log different numbers: {everyone[0] or 'none'} on rank 0, {everyone[other] or 'none'} on data-parallel rank {other}",
+        fix="call run.log() with the same names in the same steps on all ranks; rank 0 writes their means",
+    )

@@ -1,4 +1,4 @@
-"""Detection of the rank that keeps the others waiting, by each rank's own time in a step. It needs no collective of its own."""
+"""Detection of the rank that keeps the others waiting, by each rank's own time in a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import statistics
 import time
 from collections import deque
 
-from runner.backends.comparing import bounds
 from runner.training.run import Run
 
 _STEPS = 20  # steps before anything is printed; the median counts, so that a rare pause does not
@@ -54,12 +53,14 @@ class Pace:
         """Return this rank's median time, and 1; or zeros if it is unknown."""
         return [statistics.median(self._own), 1.0] if len(self._own) >= _STEPS else [0.0, 0.0]
 
-    def take_sums(self, total: float, known: float) -> None:
-        """Take the ranks' sums of their shares. Collective once all times are known: then one reduction finds the slowest rank."""
+    def longest(self) -> int:
+        """Return a number whose largest among the ranks tells the slowest rank and its time."""
+        return int(1e6 * self.share()[0]) * _RANKS + self._run.rank
+
+    def take(self, total: float, known: float, slowest: int) -> None:
+        """Take the sums of the ranks' shares, and the largest ``longest`` of them."""
         self.slowest = None
         if known == self._run.data_size > 1:
-            own = int(1e6 * statistics.median(self._own))
-            ((_, slowest),) = bounds([own * _RANKS + self._run.rank], self._run.group())
             longest = slowest // _RANKS / 1e6
             self.slowest = slowest % _RANKS, longest, (total - longest) / (self._run.data_size - 1)
 

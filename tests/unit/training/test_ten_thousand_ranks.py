@@ -28,7 +28,7 @@ from runner.training.checkpoint.checkpoint_folder import Position, Saved, write_
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.shard_index import path_of
 from runner.training.data.feed import load_states, states_of
-from runner.training.metrics.meter import Meter, _check_names, _share_of
+from runner.training.metrics.meter import Meter
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
 from runner.versions.torch_private import FakeStore
@@ -149,17 +149,6 @@ def test_metrics_exchange_as_much_as_with_ten_ranks(part_of: Callable[[int, int]
         return exchange.received
 
     assert received(RANKS, OTHER) == received(10, 5) < SMALL
-
-
-@pytest.mark.parametrize("size", [2, 9_007, 9_008, RANKS, 1_000_000])
-def test_equal_names_are_seen_to_be_equal_by_any_number_of_ranks(size: int) -> None:
-    run: Any = SimpleNamespace(data_size=size)
-    for number in range(200):
-        names = f"step +0: name{number}"
-        own, other = _share_of(names), _share_of(f"step +0: name{number + 1}")
-        _check_names(names, [size * one for one in own], run)
-        with pytest.raises((AttributeError, ValueError)):  # there is no other rank to ask
-            _check_names(names, [size * mine + one - mine for mine, one in zip(own, other, strict=True)], run)
 
 
 def write_shards(folder: Path) -> None:
