@@ -53,7 +53,7 @@ def feed_of(
     if source.kind == "samples":
         return SampleStream(*data, batch_size=options.batch_size, collate=source.collate, reading=reading, **how)
     order = order_of(source, rank, size, options, partial(check_keys, run, source.chosen_by))
-    return IndexedFeed(source.data, order, reading, source.collate, agree=agree if source.is_item else None)
+    return IndexedFeed(source.data, order, reading, source.collate)
 
 
 def reading_of(source: Source, options: StepSettings, device: torch.device, beside: Source | None = None) -> Reading:
@@ -131,7 +131,7 @@ def order_of(
                 fix="give it __len__, or say --max-steps",
             )
         distributed = _distributed(chosen, rank, size)
-        each = 1 if source.is_item else each if source.batch_sampler is None else 0
+        each = each if source.batch_sampler is None else 0
         ranks = size if distributed is None else 1
         counted = None
         if source.is_test and distributed is not None and distributed is source.sampler:  # not what it adds to fill up

@@ -9,8 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
 
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.parallel.trees import length_of_batch
-from runner.training.data.feed import Agree, Batch, Feed
+from runner.training.data.feed import Batch, Feed
 from runner.training.data.orders import DrawnOrder, EpochOrder, Place
 from runner.training.data.random_numbers import own_random_numbers
 
@@ -39,12 +38,9 @@ class IndexedFeed(Feed):
 
     is_shared = True
 
-    def __init__(
-        self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate, *, agree: Agree | None = None
-    ) -> None:
-        """``agree`` adds up the ranks' samples if each item of the data is a batch; None if each item is a sample."""
-        self._order, self._agree, self._epoch = order, agree, _Epoch()
-        self.is_even, self.is_stateful = order.is_even and not agree, isinstance(order, DrawnOrder)
+    def __init__(self, data: Dataset[Any], order: EpochOrder, reading: Reading, collate: Collate) -> None:
+        self._order, self._epoch = order, _Epoch()
+        self.is_even, self.is_stateful = order.is_even, isinstance(order, DrawnOrder)
         self.loader = reading.loader(_Batches(data, collate), self._epoch)
 
     def steps(self, used: int) -> int | None:
@@ -64,13 +60,7 @@ class IndexedFeed(Feed):
 
     def batches(self, epoch: int, used: int) -> Iterator[Batch]:
         self.begin(epoch, used)
-        batches = iter(self.loader)
-        return batches if self._agree is None else self._counted(batches, self._agree)
-
-    def _counted(self, batches: Iterator[Batch], agree: Agree) -> Iterator[Batch]:
-        for batch in batches:
-            samples = batch.samples and (length_of_batch(batch.value) or 1)
-            yield batch._replace(samples=samples, all_samples=agree(True, samples)[1])
+        return iter(self.loader)
 
 
 class _Epoch(Sampler[Place]):

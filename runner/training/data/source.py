@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
@@ -49,11 +48,6 @@ class Source:
         return None if self.is_stream or not isinstance(self.data, Sized) else len(self.data)
 
     @property
-    def is_item(self) -> bool:
-        """Whether an item of the data is a batch."""
-        return self.loader is not None and self.loader.batch_size is None and self.loader.batch_sampler is None
-
-    @property
     def chosen_by(self) -> Any:
         """The sampler of keys, or of lists of keys; None if keys are shuffled here."""
         return self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -61,8 +55,7 @@ class Source:
     @property
     def collate(self) -> Collate:
         """The function that makes a batch of a list of samples."""
-        own = self.loader.collate_fn if self.loader is not None else self.collate_fn or default_collate
-        return partial(_of_one, own) if self.is_item else own
+        return self.loader.collate_fn if self.loader is not None else self.collate_fn or default_collate
 
 
 def source_of(task: Task) -> Source:
@@ -112,7 +105,7 @@ def _source(data: Any, **given: Any) -> Source:
             data=data.dataset,
             loader=data,
             drop_last=data.drop_last,
-            sampler=None if batches is not None or (data.batch_size and _shuffles(data)) else data.sampler,
+            sampler=None if batches is not None or _shuffles(data) else data.sampler,
             batch_sampler=batches,
         )
     if source.sampler is not None and source.batch_sampler is not None:
@@ -137,7 +130,8 @@ def _kind_of(data: Any) -> Literal["keys", "samples", "batches"]:
     """
     if isinstance(data, DataLoader):
         is_theirs = type(data).__iter__.__module__.startswith(("torch.", "torchdata."))
-        return "keys" if is_theirs and not isinstance(data.dataset, IterableDataset) else "batches"
+        has_keys = data.batch_sampler is not None and not isinstance(data.dataset, IterableDataset)
+        return "keys" if is_theirs and has_keys else "batches"
     if isinstance(data, IterableDataset):
         # webdataset's WebLoader is a stream that has a DataLoader at its beginning.
         has_loader = any(isinstance(one, DataLoader) for one in getattr(data, "pipeline", ()))
@@ -150,10 +144,6 @@ def _kind_of(data: Any) -> Literal["keys", "samples", "batches"]:
         f"the data is a {type(data).__name__}, which cannot be read",
         fix="give a Dataset, a DataLoader, or whatever gives batches by __iter__",
     )
-
-
-def _of_one(collate: Collate, samples: list[Any]) -> Any:
-    return collate(samples[0])
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:

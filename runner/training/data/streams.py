@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.trees import length_of_batch
@@ -19,19 +19,8 @@ from runner.training.data.random_numbers import own_random_numbers
 
 _END = object()
 
-
-class StreamPart(NamedTuple):
-    """The part of a stream that a rank has read for one step.
-
-    Attributes:
-        value: the batch; one that does not count if this rank has no samples in this step.
-        samples: the number of samples that count.
-        state: the stream's state after it; None if the stream has no ``state_dict``.
-    """
-
-    value: Any
-    samples: int
-    state: Any
+# A rank's part of a stream for one step: the batch, how many samples of it count, and the stream's state after it, if it tells that.
+StreamPart = tuple[Any, int, Any]
 
 
 class StreamFeed(Feed):
@@ -82,15 +71,16 @@ class StreamFeed(Feed):
                     fix="take a smaller batch, fewer ranks or more data; and an object with __iter__, not an iterator, which has one epoch",
                 )
         while part is not None:
-            self.state = {"epoch": epoch, "data": part.state}
+            value, samples, state = part
+            self.state = {"epoch": epoch, "data": state}
             following, next_whole = self._next(parts)
             used += self.step_size
-            yield Batch(part.value, part.samples, whole, used, is_last=following is None)
+            yield Batch(value, samples, whole, used, is_last=following is None)
             part, whole = following, next_whole
 
     def _next(self, parts: Iterator[StreamPart]) -> tuple[StreamPart | None, int]:
         part = next(parts, None)
-        all_have, whole = self._agree(part is not None, part.samples if part else 0)
+        all_have, whole = self._agree(part is not None, part[1] if part else 0)
         return (part, whole) if all_have else (None, 0)
 
     def _read(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
@@ -117,7 +107,7 @@ class StreamFeed(Feed):
                 if place >= used:
                     value, samples = self._made(read, own)
             if place >= used:
-                yield StreamPart(value, samples, copy.deepcopy(self._data.state_dict()) if self._tells else None)
+                yield value, samples, copy.deepcopy(self._data.state_dict()) if self._tells else None
             place += count
 
     def _items(self, epoch: int, place: int) -> Iterator[Any]:

@@ -31,8 +31,7 @@ def source(**parts: Any) -> Source:
 def feed(given: Source, rank: int, size: int, each: int, workers: int = 0) -> IndexedFeed:
     """A rank's batches."""
     order = order_of(given, rank, size, Settings(batch_size=each, seed=3))
-    agree = (lambda has, samples: (has, size * samples)) if given.is_item else None
-    return IndexedFeed(given.data, order, Reading(num_workers=workers), given.collate, agree=agree)
+    return IndexedFeed(given.data, order, Reading(num_workers=workers), given.collate)
 
 
 def steps(given: Source, size: int, each: int, *, epoch: int = 0, used: int = 0) -> list[list[Batch]]:

@@ -59,13 +59,6 @@ def test_the_collate_function_makes_the_batches() -> None:
         assert all(set(batch.value) == {"lengths"} for step in found for batch in step)
 
 
-def test_a_loader_whose_items_are_batches() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(12).reshape(6, 2)), batch_size=None, collate_fn=list)
-    found = steps(source(train_data=loader), 2, EACH)
-    assert [batch.value[0].tolist() for batch in found[0]] == [[0, 1], [2, 3]]
-    assert len(found) == 3
-
-
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
@@ -148,6 +141,7 @@ def test_what_is_taken_apart_and_what_is_used_as_it_is() -> None:
         "samples": [Stream()],
         "batches": [
             DataLoader(Stream()),
+            DataLoader(plain(4), batch_size=None),
             StatefulDataLoader(Stream()),
             OwnIter(plain(4)),
             WebLoader(plain(4)),
