@@ -108,7 +108,7 @@ def measuring(job: Job, folder: Path) -> Iterator[None]:
     stopwatch = _Stopwatch(job, folder)
     when_imported("torch", OptimizerSteps(stopwatch.request.warmup, stopwatch.begin, stopwatch.after_step).watch)
     when_imported("torch.utils.data.dataloader", stopwatch.watch_loaders)
-    when_imported("runner.training.metrics.meter", stopwatch.watch_samples)
+    when_imported("runner.training.step_metrics", stopwatch.watch_samples)
     try:
         yield
     except MeasuredError:
@@ -132,16 +132,16 @@ class _Stopwatch:
 
     def watch_samples(self) -> None:
         """See how many samples of all ranks a workload's steps have."""
-        from runner.training.metrics.meter import Meter
+        from runner.training.step_metrics import StepMetrics
 
-        kind: Any = Meter
-        count = Meter.count
+        kind: Any = StepMetrics
+        add = StepMetrics.add
 
-        def counted(meter: Meter, samples: int) -> None:
+        def counted(metrics: StepMetrics, loss: Any, samples: int) -> None:
             self._batches[samples] += 1
-            count(meter, samples)
+            add(metrics, loss, samples)
 
-        kind.count = counted
+        kind.add = counted
 
     def _timed(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def next_batch(iterator: Any) -> Any:

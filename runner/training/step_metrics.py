@@ -1,21 +1,28 @@
-"""Metrics during a training: the records, the guard's board, and what the screen shows."""
+"""Metrics during a training: the records of its steps, the guard's board, and what the screen shows."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from runner.backends.comparing import bounds, number_of
+from runner.base.errors import UsageError, raised_on_all_ranks
+from runner.parallel.batch_forms import form_of
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import tensors_in
 from runner.training.checkpoint.checkpoint_folder import Position, Saved
 from runner.training.checkpoint.checkpoints import Checkpoints
-from runner.training.metrics.meter import Meter
 from runner.training.metrics.output import Output, open_output
 from runner.training.metrics.progress import ProgressDisplay, show_progress
 from runner.training.metrics.sinks import StepRecord
+from runner.training.metrics.speed import UsageReader, speeds
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
 from runner.training.settings import Settings
@@ -23,10 +30,9 @@ from runner.training.summary import EpochMeans
 
 
 class StepMetrics:
-    """Times each step of this rank, and gathers and writes the losses of ``--log-every`` steps together.
+    """Times each step of this rank, and keeps its loss on the device until those of ``--log-every`` steps are gathered and written.
 
     Attributes:
-        meter: has the losses of the steps that are not written yet.
         of_epoch: the means of the epoch's steps.
         newest: the records that were written last.
     """
@@ -40,10 +46,16 @@ class StepMetrics:
     ) -> None:
         self._run, self._options, self._trainer, self._position = run, options, trainer, position
         self._last_step, self._pace, self._board = last_step, Pace(run), run.job.board
-        self.meter, self.of_epoch, self.newest = Meter(run, trainer.task), EpochMeans(), list[StepRecord]()
+        self.of_epoch, self.newest = EpochMeans(), list[StepRecord]()
         self._has_reported_odd_loss = False
         # The shapes of batches since the last evaluation: a compiled model is compiled for each new one.
         self._shapes: set[object] = set()
+        # The steps since the last records: with its loss on this rank, that loss's weight in the mean, and other noted numbers.
+        self._steps: list[tuple[StepRecord, Tensor, float, dict[str, Tensor]]] = []
+        self._noted: dict[str, Tensor] = {}  # of this step, by name
+        self._started, self._seconds = time.perf_counter(), 0.0
+        self._samples = self._all_samples = 0  # since the last records, and before
+        self._usage = UsageReader(run.device)
 
     def open(self, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack) -> None:
         """Open the files and what the screen shows, before the first step. Collective.
@@ -61,9 +73,17 @@ class StepMetrics:
             show_progress(visible=self._run.is_main, epochs=epochs, steps=self._last_step, done=done)
         )
 
+    def start(self) -> None:
+        """Start the clock: the time since the last records was not training, but a checkpoint or an evaluation."""
+        self._started = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out seconds that were not training."""
+        self._started += seconds
+
     def begin_epoch(self) -> None:
         """Start an epoch, before its data is read."""
-        self.meter.start()
+        self.start()
         self.of_epoch = EpochMeans()
         self._shapes.clear()
         self._board.enter("warm-up")
@@ -81,30 +101,62 @@ class StepMetrics:
             self._shapes.add(shapes)
             self._board.enter("warm-up")
 
-    def add(self, loss: Tensor) -> None:
-        """Add a step that is done, and counted in the position."""
+    def note(self, values: Mapping[str, float | Tensor]) -> None:
+        """Add numbers to this step's record; they replace others of the same names."""
+        self._noted |= {name: logged_number(name, value, self._run.device) for name, value in values.items()}
+
+    def add(self, loss: Tensor, samples: int) -> None:
+        """Add a step that is done, and counted in the position. ``samples``: those that all ranks have used."""
         position, pace, trainer = self._position, self._pace, self._trainer
         pace.end(trainer.ready)
         known = self.newest[-1].loss if self.newest else None
         epoch, epochs = position.epoch + 1, self._options.epochs
         self._board.step(position.step, self._last_step or 0, epoch, epochs, known, pace.newest, pace.data)
-        self.meter.add(loss, position, float(trainer.optimizer.param_groups[0]["lr"]), trainer.weight)
+        lr = float(trainer.optimizer.param_groups[0]["lr"])
+        record = StepRecord(step=position.step, epoch=epoch, loss=math.nan, lr=lr, samples_per_s=math.nan)
+        self._steps.append((record, loss, trainer.weight, self._noted))
+        self._noted, self._samples = {}, self._samples + samples
         self.show.step(epoch, position.step, known)
 
     def write_if_due(self) -> None:
         """Write the records if there are as many as ``--log-every`` says. Collective."""
-        if len(self.meter) == self._options.log_every:
+        if len(self._steps) == self._options.log_every:
             self.write(self.gather())
             self._board.complete()
 
     def write_rest(self) -> None:
         """Write the records of all steps so far: those of a checkpoint must cover all steps up to it. Collective."""
-        if len(self.meter):
+        if self._steps:
             self.write(self.gather())
 
     def gather(self) -> list[StepRecord]:
-        """Return the records since the last call. Collective."""
-        return self.meter.records(self._pace)
+        """Return the records of the steps since the last call, with the data-parallel ranks' weighted mean losses. Collective."""
+        if not self._steps:
+            return []
+        (records, of_steps, weights, noted), run, pace = zip(*self._steps, strict=True), self._run, self._pace
+        losses, count = torch.stack(of_steps).double(), len(records)
+        rest = torch.tensor([*weights, *pace.share()], dtype=losses.dtype, device=losses.device)
+        both = torch.cat([losses * rest[:count], rest])
+        dist.all_reduce(both, group=run.group())
+        *sums, seconds_of_all, ranks = both.tolist()
+        # The names of the numbers noted in each step. All ranks reduce the numbers in this order.
+        names = "; ".join(f"step +{place}: {', '.join(one)}" for place, one in enumerate(noted) if one)
+        (smallest, largest), (_, slowest) = bounds([number_of(names), pace.longest()], run.group())
+        if smallest != largest:
+            _refuse_names(names, run)
+        pace.take(seconds_of_all, ranks, slowest)
+        means = iter(_means([value for one in noted for value in one.values()], run))
+        seconds = time.perf_counter() - self._started
+        speed = speeds(self._samples / seconds, self._trainer.task, run.size, run.device)
+        for record, total, weight, values in zip(records, sums[:count], sums[count:], noted, strict=True):
+            record.loss, record.more = total / weight if weight else 0.0, {name: next(means) for name in values}
+            vars(record).update(speed)
+        if run.is_main:
+            vars(records[-1]).update(self._usage.read())
+        self._seconds, self._all_samples = self._seconds + seconds, self._all_samples + self._samples
+        self._steps, self._samples = [], 0
+        self.start()
+        return list(records)
 
     def write(self, records: list[StepRecord]) -> None:
         """Write records. Print a line about a slow rank, and the first time that the loss is not finite. Collective.
@@ -125,3 +177,47 @@ class StepMetrics:
             self.show.line(slow)
         self._checkpoints.see(records)
         self.newest = records
+
+    def overall(self) -> float:
+        """Return the samples per second of all ranks over the whole training, without evaluation."""
+        return self._all_samples / self._seconds if self._seconds else 0.0
+
+
+def logged_number(name: str, value: float | Tensor, device: torch.device) -> Tensor:
+    """Return a logged value as a scalar tensor on the device.
+
+    Raises:
+        UsageError: it is no real number.
+    """
+    try:
+        number = torch.as_tensor(value, device=device).detach()
+        if number.numel() == 1 and not number.is_complex():
+            return number.reshape(())
+    except (TypeError, ValueError, RuntimeError):
+        pass  # such as a text
+    raise UsageError(
+        f"run.log({name}=…): the value is {form_of(value)}",
+        fix="log real numbers: floats, or tensors of one element, as of .mean()",
+    )
+
+
+def _means(values: Sequence[Tensor], run: Run) -> list[float]:
+    """Return numbers averaged over the data-parallel ranks. Collective if there are any."""
+    if not values:
+        return []
+    sums = torch.stack([value.double() for value in values])
+    dist.all_reduce(sums, group=run.group())
+    means: list[float] = (sums / run.data_size).tolist()
+    return means
+
+
+@raised_on_all_ranks()
+def _refuse_names(names: str, run: Run) -> NoReturn:
+    """Refuse that the ranks have noted numbers of different names. Collective."""
+    everyone: list[Any] = [None] * run.data_size
+    dist.all_gather_object(everyone, names, group=run.group())
+    other = next(rank for rank, text in enumerate(everyone) if text != everyone[0])
+    raise UsageError(
+        f"the ranks log different numbers: {everyone[0] or 'none'} on rank 0, {everyone[other] or 'none'} on data-parallel rank {other}",
+        fix="call run.log() with the same names in the same steps on all ranks; rank 0 writes their means",
+    )

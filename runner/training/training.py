@@ -24,14 +24,13 @@ from runner.training.checkpoint.restore import restore
 from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import Evaluation, evaluate
-from runner.training.metrics.meter import logged_number
 from runner.training.metrics.profile import profiled
 from runner.training.metrics.sinks import StepRecord
 from runner.training.preemption import Preemption, end_early, listening
 from runner.training.replicas import Replicas
 from runner.training.run import Run
 from runner.training.settings import Settings
-from runner.training.step_metrics import StepMetrics
+from runner.training.step_metrics import StepMetrics, logged_number
 from runner.training.summary import Hook, Result, State, epoch_line, evaluation_texts, resumed_text, step_line, summary
 
 _OF_LINES = {"step", "format"}
@@ -126,7 +125,7 @@ class Training:
             self._replicas = Replicas(run, trainer)
         trainer.on_progress = run.job.board.go_on
         left = (self.last_step or sys.maxsize) - self.position.step
-        self._step = profiled(run, options, left, self._metrics.meter.leave_out, lambda: self.is_last_of_epoch)
+        self._step = profiled(run, options, left, self._metrics.leave_out, lambda: self.is_last_of_epoch)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
@@ -175,8 +174,7 @@ class Training:
                 )
             self._is_done, position, self.loss = True, self.position, None
             position.step, position.samples = position.step + 1, self._batch.used
-            self._metrics.meter.count(self._batch.all_samples)
-            self._metrics.add(loss)
+            self._metrics.add(loss, self._batch.all_samples)
             self._call(self._on_step, "step hook")
             if self._replicas and position.step % (self._options.check_replicas or 1) == 0:
                 self._replicas.check(position.step)
@@ -192,7 +190,7 @@ class Training:
             records = self._evaluate()
             if self.evaluation is not None:
                 metrics.show.line(step_line(records[-1], self._task))
-            metrics.meter.start()  # leaves out the pause
+            metrics.start()  # leaves out the pause
             self._run.job.board.enter("warm-up")  # a compiled model has been in evaluation mode
         else:
             metrics.write_if_due()
@@ -242,7 +240,7 @@ class Training:
             self._metrics.write_rest()
         if is_due:
             checkpoints.save(position)
-            self._metrics.meter.start()
+            self._metrics.start()
             preemption.agree(now=True)  # now it is known how long that takes
         is_at_end = position.epoch >= self._options.epochs or position.step == self.last_step
         is_evaluated = self.evaluation is not None or self._task.test_data is None
@@ -271,7 +269,7 @@ class Training:
         """
         for name in _OF_LINES & values.keys():
             raise UsageError(f"run.log({name}=…): each line of the metrics has its own {name}", fix="name it otherwise")
-        self._metrics.meter.note({name: value for name, value in values.items() if name != "loss"})
+        self._metrics.note({name: value for name, value in values.items() if name != "loss"})
         if "loss" in values:
             self.loss, self._fresh = logged_number("loss", values["loss"], self._run.device), False
 
@@ -282,7 +280,7 @@ class Training:
     def result(self) -> Result:
         """Return the result of the training, and print it on rank 0."""
         step = self.position.step
-        result = Result(step, self._metrics.meter.overall(), *(self.evaluation or (None, None, {})))
+        result = Result(step, self._metrics.overall(), *(self.evaluation or (None, None, {})))
         checkpoint = self._options.checkpoint_dir / name_of(step)
         best = self._checkpoints.best_text
         text = summary(self._run, result, self._task, self._options, checkpoint)

@@ -1,12 +1,18 @@
-"""The speed of a training: samples, the task's units, and floating-point operations per second."""
+"""The speed of a training: samples, the task's units, and floating-point operations per second; and what rank 0 uses."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 
+import psutil
 import torch
 
+from runner.backends.gpu import is_gpu
 from runner.parallel.task import Task
+
+_USAGE_SECONDS = 1.0  # the least time from one reading of the usage to the next
 
 # Dense operations per second in bf16 (on a V100, which has no bf16, in fp16) by words of the name that torch gives a device, from the
 # makers' data sheets (SXM if there are two). The first words that are in the name count. A rank has half an MI250X: one of its two dies.
@@ -49,3 +55,25 @@ def speeds(samples_per_s: float, task: Task, ranks: int, device: torch.device) -
 def peak_of(name: str) -> float | None:
     """Return the operations per second in half precision of a device with this name; None if they are not known."""
     return next((peak for words, peak in _PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
+
+
+class UsageReader:
+    """Reads this process's use of its host and a device, at most once per second, because a reading takes 0.1 ms."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._process, self._device, self._read_at = psutil.Process(), device, time.monotonic()
+        self._process.cpu_percent()  # the next call gives what was used since this one
+
+    def read(self) -> dict[str, float]:
+        """Return what is in use now, by names of ``StepRecord``; nothing within a second of the last reading."""
+        now = time.monotonic()
+        if now - self._read_at < _USAGE_SECONDS:
+            return {}
+        self._read_at = now
+        found: dict[str, float] = {"cpu": self._process.cpu_percent(), "memory": self._process.memory_info().rss}
+        if is_gpu(self._device):
+            free, whole = torch.accelerator.get_memory_info(self._device)
+            found["gpu_memory"] = whole - free
+            with contextlib.suppress(Exception):  # no NVML, one of another driver, or a GPU of Intel's
+                found["gpu"] = float(torch.cuda.utilization(self._device))
+        return found

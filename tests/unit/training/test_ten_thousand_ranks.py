@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ from runner.training.checkpoint.checkpoint_folder import Position, Saved, write_
 from runner.training.checkpoint.restore import restore
 from runner.training.checkpoint.shard_index import path_of
 from runner.training.data.feed import load_states, states_of
-from runner.training.metrics.meter import Meter
-from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
+from runner.training.settings import Settings
+from runner.training.step_metrics import StepMetrics
 from runner.versions.torch_private import FakeStore
 
 RANKS, OTHER = 10_000, 5_000
@@ -103,6 +104,7 @@ def a_run(size: int, rank: int) -> Run:
         size=size,
         placement=SimpleNamespace(torch_device="cpu", is_crowded=False),
         topology=SimpleNamespace(records=[host] * size),
+        board=MagicMock(),
     )
     run = Run(job=job, workload="scale", layout=Layout(Degrees(replicate=size), tuple(range(size))))
     vars(run)["mesh"] = SimpleNamespace(get_group=lambda _: None)
@@ -134,14 +136,16 @@ def test_a_start_exchanges_as_much_as_with_ten_ranks(what: str, part_of: Callabl
 def test_metrics_exchange_as_much_as_with_ten_ranks(part_of: Callable[[int, int], Exchange]) -> None:
     def received(size: int, rank: int) -> int:
         exchange, run = part_of(size, rank), a_run(size, rank)
-        meter, pace = Meter(run, SimpleNamespace(units_per_sample=1, flops_per_sample=None)), Pace(run)  # type: ignore[arg-type]
+        task = SimpleNamespace(units_per_sample=1, flops_per_sample=None)
+        trainer = MagicMock(task=task, weight=1.0, ready=None)
+        metrics = StepMetrics(run, Settings(), trainer, Position(step=1), None)
+        metrics.show, pace = MagicMock(), metrics._pace
         for _ in range(20):
             pace.begin()
             pace.end(pace._began + 0.02)
-        meter.note({"accuracy": 0.5, "norm": 2.0})
-        meter.add(torch.tensor(0.25), Position(step=1), 0.1)
-        meter.count(32)
-        (record,) = meter.records(pace)
+        metrics.note({"accuracy": 0.5, "norm": 2.0})
+        metrics.add(torch.tensor(0.25), 32)
+        (record,) = metrics.gather()
         assert (record.loss, record.more) == (0.25, {"accuracy": 0.5, "norm": 2.0})
         assert pace.slowest is not None
         assert pace.slowest[0] == rank
