@@ -19,9 +19,10 @@ from runner.parallel.trainer import Trainer
 from runner.parallel.trees import tensors_in
 from runner.training.checkpoint.checkpoint_folder import Position, Saved
 from runner.training.checkpoint.checkpoints import Checkpoints
-from runner.training.metrics.output import Output, open_output
+from runner.training.loggers.opening import GuardedLogger
+from runner.training.metrics.output import open_output
 from runner.training.metrics.progress import ProgressDisplay, show_progress
-from runner.training.metrics.sinks import StepRecord
+from runner.training.metrics.sinks import MetricsFile, StepRecord
 from runner.training.metrics.speed import UsageReader, speeds
 from runner.training.metrics.stragglers import Pace
 from runner.training.run import Run
@@ -38,7 +39,8 @@ class StepMetrics:
     """
 
     show: ProgressDisplay
-    _output: Output
+    _file: MetricsFile | None
+    _loggers: Sequence[GuardedLogger]
     _checkpoints: Checkpoints
 
     def __init__(
@@ -67,7 +69,7 @@ class StepMetrics:
             UsageError: a file cannot be written.
         """
         self._checkpoints = checkpoints
-        self._output = open_output(self._run, self._options, saved, checkpoints, stack)
+        self._file, self._loggers = open_output(self._run, self._options, saved, checkpoints, stack)
         epochs, done = self._options.epochs, self._position.step
         self.show = stack.enter_context(
             show_progress(visible=self._run.is_main, epochs=epochs, steps=self._last_step, done=done)
@@ -165,8 +167,11 @@ class StepMetrics:
             RunnerError: the records cannot be written, or losses and weights are not finite.
         """
         self.of_epoch.add(records)
-        for line in self._output.write(records):
-            self.show.line(line)
+        if self._file is not None:
+            self._file.write(records)
+        for logger in self._loggers:
+            if line := logger.log(records):
+                self.show.line(line)
         odd = next((record for record in records if not math.isfinite(record.loss)), None)
         if odd and not self._has_reported_odd_loss:
             self._has_reported_odd_loss = True

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -16,33 +15,17 @@ from runner.options.run_file import leave_run_file
 from runner.training.checkpoint.checkpoint_folder import Saved, steps_in
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.loggers.opening import GuardedLogger, open_loggers
-from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
+from runner.training.metrics.sinks import MetricsFile, lines_until
 from runner.training.run import Run
 from runner.training.settings import Settings
 
 SETTINGS = "settings.toml"  # in the checkpoints' folder: how the newest run was started
 
 
-@dataclass
-class Output:
-    """The outputs of a run besides checkpoints; none on ranks other than 0."""
-
-    metrics: MetricsFile | None = None
-    loggers: Sequence[GuardedLogger] = ()
-
-    def write(self, records: Sequence[StepRecord]) -> list[str]:
-        """Write records, and return a line to print for each logger that fails.
-
-        Raises:
-            RunnerError: the metrics file cannot be written.
-        """
-        if self.metrics is not None:
-            self.metrics.write(records)
-        return [line for logger in self.loggers if (line := logger.log(records))]
-
-
-def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack) -> Output:
-    """Open the output files and start the loggers, on rank 0. Files of an earlier run are kept under other names. Collective.
+def open_output(
+    run: Run, options: Settings, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack
+) -> tuple[MetricsFile | None, Sequence[GuardedLogger]]:
+    """Open the metrics file and start the loggers, on rank 0. Files of an earlier run are kept under other names. Collective.
 
     Args:
         saved: the checkpoint that this run resumes from. Checkpoints of later steps count as another run's.
@@ -50,10 +33,12 @@ def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: C
     Raises:
         UsageError: a file cannot be written, or a logger does not start.
     """
-    output = Output()
+    file: MetricsFile | None = None
+    loggers: Sequence[GuardedLogger] = ()
     folder, metrics, settings = options.checkpoint_dir, options.metrics, options.checkpoint_dir / SETTINGS
 
     def open_on_main() -> tuple[Path, list[Path]]:
+        nonlocal file, loggers
         try:
             goes_on = saved is not None and saved.path.resolve().parent == folder.resolve()
             kept = _metrics_of(saved, [metrics] if goes_on else None) if saved else []
@@ -69,12 +54,12 @@ def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: C
             if names:
                 hint = f" (to continue from it: --resume {aside})" if earlier else ""
                 run.print(f"an earlier run is kept as {' and '.join(map(str, names))}{hint}")
-            output.metrics = MetricsFile(metrics, stack, kept)
+            file = MetricsFile(metrics, stack, kept)
             with suppress(OSError):  # the training can do without it
                 settings.write_text(as_toml(options, {"resume"}), encoding="utf-8", errors="surrogateescape")
             places = {"checkpoints": str(folder.resolve()), "metrics": str(metrics.resolve())}
             leave_run_file(run.job, [run.job.log_folder, folder], workload=run.workload, **places)
-            output.loggers = open_loggers(run, options, max(since, 0), stack)
+            loggers = open_loggers(run, options, max(since, 0), stack)
         except OSError as error:
             raise UsageError(
                 f"cannot write {error.filename}: {error.strerror}", fix="name another file or folder"
@@ -84,7 +69,7 @@ def open_output(run: Run, options: Settings, saved: Saved | None, checkpoints: C
     aside, earlier = run.on_main(open_on_main)
     if earlier:
         checkpoints.keep_aside(aside, earlier)
-    return output
+    return file, loggers
 
 
 def _metrics_of(saved: Saved, places: Sequence[Path] | None) -> list[str]:
