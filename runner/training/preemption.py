@@ -7,6 +7,7 @@ step if the program may stop the training.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -61,7 +62,7 @@ class Preemption:
         """
         self._run, self._checkpoints, self._least = run, checkpoints, least
         self._asked: int | None = None  # the signal that this rank has received, or _TIME_LIMIT
-        self._end = None if left is None else time.monotonic() + left
+        self._end = time.monotonic() + (math.inf if left is None else left)
         # The time of the last call, and how much of the time until then was for saving.
         self._called, self._spent = time.monotonic(), checkpoints.spent_seconds
         self._longest_step = 0.0  # seconds from one call to the next
@@ -103,12 +104,17 @@ class Preemption:
 
     def _vote(self) -> list[float]:
         """Return one flag per reason to end, then, from rank 0 only, whether a checkpoint is due and the calls until the next vote."""
-        if not self._run.is_main:
-            return [*(float(self._asked == reason) for reason in _REASONS), 0.0, 0.0]
-        if self._asked is None and self._time_is_up():
-            self._asked = _TIME_LIMIT
-        asked = (float(self._asked == reason) for reason in _REASONS)
-        return [*asked, float(self._checkpoints.time_is_due()), float(self._interval())]
+        saves, interval = False, 0
+        if self._run.is_main:
+            now, (last, since) = time.monotonic(), self._agreed
+            # The time is up if one more step and a checkpoint might not end before the limit.
+            takes = max(self._least, _REPEATED * (self._longest_step + self._checkpoints.longest_seconds))
+            if self._asked is None and now + takes > self._end:
+                self._asked = _TIME_LIMIT
+            saves, calls = self._checkpoints.time_is_due(), self._count - last
+            # The calls at most double, because the first steps take longer than others.
+            interval = max(1, min(int(_BETWEEN / max((now - since) / calls, 1e-6)), 2 * calls))
+        return [*(float(self._asked == reason) for reason in _REASONS), float(saves), float(interval)]
 
     def _time_step(self) -> None:
         """Note the time since the last call, without the time for checkpoints."""
@@ -118,22 +124,10 @@ class Preemption:
         if self._count:  # the first one starts the data's processes, and may compile
             self._longest_step = max(self._longest_step, seconds)
 
-    def _time_is_up(self) -> bool:
-        """Whether one more step and a checkpoint might not end before the time limit."""
-        takes = _REPEATED * (self._longest_step + self._checkpoints.longest_seconds)
-        return self._end is not None and time.monotonic() + max(self._least, takes) > self._end
-
     def ends(self) -> bool:
         """Return whether the training is to end early. Collective, as ``agree``."""
         self.agree()
         return self.reason is not None
-
-    def _interval(self) -> int:
-        """Return the calls from this one until the next agreement. They at most double, as the first steps take longer than others."""
-        last, since = self._agreed
-        calls = self._count - last
-        each = (time.monotonic() - since) / calls
-        return max(1, min(int(_BETWEEN / max(each, 1e-6)), 2 * calls))
 
 
 @contextmanager

@@ -88,7 +88,9 @@ class Checkpoints:
         if saved is not None:
             self._best_number = run.on_main(self._number_of_best)
             there = (path for _, path in checkpoint_folder.steps_in(self._folder))
-            self._good = saved.path if saved.finite else next(filter(_was_finite, there), None)
+            # A damaged one counts as good, and is kept.
+            good = (path for path in there if (found := _read(path)) is None or found.finite)
+            self._good = saved.path if saved.finite else next(good, None)
             if saved.path.resolve() == self._path_of(saved.position.step).resolve():
                 self._step = saved.position.step
 
@@ -306,12 +308,10 @@ class Checkpoints:
                 checkpoint_folder.remove(path)
 
     def _number_of_best(self) -> float | None:
-        """Return the number of the best checkpoint in this run's folder. Called on rank 0."""
+        """Return the number of the best checkpoint in this run's folder, if it can be read. Called on rank 0."""
         best = checkpoint_folder.best_in(self._folder)
-        try:
-            return None if best is None else checkpoint_folder.read_manifest(best)[0].best
-        except RunnerError:  # a damaged checkpoint: another may become the best
-            return None
+        saved = None if best is None else _read(best)
+        return None if saved is None else saved.best
 
     def _path_of(self, step: int) -> Path:
         return self._folder / checkpoint_folder.name_of(step)
@@ -359,9 +359,9 @@ def _on_device(device: torch.device, work: Callable[[], None]) -> None:
     work()
 
 
-def _was_finite(path: Path) -> bool:
-    """Return whether the loss was finite when a checkpoint was written. An unreadable checkpoint counts as good and is kept."""
+def _read(path: Path) -> Saved | None:
+    """Return a checkpoint's content; None if it is damaged."""
     try:
-        return checkpoint_folder.read_manifest(path)[0].finite
+        return checkpoint_folder.read_manifest(path)[0]
     except RunnerError:
-        return True
+        return None
