@@ -15,9 +15,8 @@ from runner.base.plain_values import plain
 from runner.parallel.batch_forms import parts_of, with_tensors
 from runner.parallel.task import Task
 from runner.rendezvous.records.topology import ranks_text
-from runner.training.data.alike import ranks_unlike_first
 from runner.training.data.feeds import order_of, reading_of, with_batch_of
-from runner.training.data.samples import Look, look_at
+from runner.training.data.samples import Look, look_at, ranks_unlike_first
 from runner.training.data.source import source_of, source_of_test
 from runner.training.run import Run
 from runner.training.settings import StepSettings

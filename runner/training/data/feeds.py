@@ -14,10 +14,10 @@ from torch.utils.data import DistributedSampler
 from runner.backends.gpu import is_gpu
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.mesh import Layout
-from runner.training.data.alike import check_keys, ranks_unlike_first, sketch_of
 from runner.training.data.feed import Feed
 from runner.training.data.loading import IndexedFeed, Reading
 from runner.training.data.orders import CheckKeys, DrawnOrder, EpochOrder, ShuffledOrder
+from runner.training.data.samples import check_keys, ranks_unlike_first, sketch_of
 from runner.training.data.source import Source
 from runner.training.data.streams import BatchStream, SampleStream
 from runner.training.run import Run

@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import Dataset
 
 from runner.parallel.batch_forms import parts_of
-from runner.training.data.alike import Sketch, are_near
 from runner.training.data.loading import Reading
-from runner.training.data.samples import Look, look_at
+from runner.training.data.samples import Look, Sketch, are_near, look_at
 from runner.training.data.source import Source
 
 
