@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import make_trainer
@@ -20,12 +23,13 @@ from runner.training.data.source import source_of, source_of_test
 from runner.training.evaluation import try_evaluation
 from runner.training.finite import check_finite
 from runner.training.places import owning
-from runner.training.rates import rate_of, set_rate
 from runner.training.run import Run
 from runner.training.same_task import check_task
 from runner.training.settings import Settings
 from runner.training.summary import Hook, Result, State
 from runner.training.training import Training
+
+Rate = Callable[[int], float]  # step, from 0 → factor of the learning rate
 
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
@@ -113,3 +117,49 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
     for root in trainer.roots:
         root.eval()
     return trainer
+
+
+@raised_on_all_ranks()
+def rate_of(task: Task, total: int | None) -> Rate | None:
+    """Return the task's schedule of the learning rate; None if it is constant.
+
+    Args:
+        total: steps of the whole training; None if that is not known.
+
+    Raises:
+        UsageError: the schedule takes the total, and it is not known.
+    """
+    schedule: Any = task.schedule
+    warmup = task.warmup
+    if schedule is None and not warmup:
+        return None
+    takes_total = schedule is not None and _needed_arguments(schedule) > 1
+    if takes_total and total is None:
+        raise UsageError(
+            "the task's schedule takes the total of steps, and the data is a stream, whose length is not known",
+            fix="give --max-steps, or a schedule of the step alone",
+        )
+
+    def rate(step: int) -> float:
+        factor = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        if schedule is None:
+            return factor
+        return float(factor * (schedule(step, total) if takes_total else schedule(step)))
+
+    return rate
+
+
+def set_rate(optimizer: Optimizer, factor: float) -> None:
+    """Set the learning rate of each group to a multiple of the one that it began with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def _needed_arguments(schedule: Callable[..., float]) -> int:
+    """How many arguments it needs; 1 if it does not tell."""
+    try:
+        parameters = inspect.signature(schedule).parameters.values()
+    except ValueError:  # of some functions that are written in C
+        return 1
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in by_place and one.default is one.empty for one in parameters)

@@ -30,7 +30,7 @@ from runner.parallel.mesh import Layout
 from runner.parallel.precision import named
 from runner.parallel.state import full_tensor
 from runner.parallel.task import Plan, Task
-from runner.training.data.permutation import Permutation
+from runner.training.data.orders import Permutation
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.training.data import permutation
-from runner.training.data.orders import ShuffledOrder
-from runner.training.data.permutation import Permutation
+from runner.training.data import orders
+from runner.training.data.orders import Permutation, ShuffledOrder
 
 KEYS = 2000
 
 
-@pytest.fixture(params=[0, permutation._LISTED], ids=["computed", "listed"], autouse=True)
+@pytest.fixture(params=[0, orders._LISTED], ids=["computed", "listed"], autouse=True)
 def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Both ways of making an order, whatever its length."""
-    monkeypatch.setattr(permutation, "_LISTED", request.param)
+    monkeypatch.setattr(orders, "_LISTED", request.param)
     most: int = request.param
     return most
 

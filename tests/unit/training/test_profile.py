@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
 from runner.options.command import given_in
-from runner.training.metrics.profile_shares import Interval, Shares, read_shares, shares
+from runner.training.metrics.profile import Interval, Shares, read_shares, shares
 from runner.training.settings import shared_in
 
 TIMES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: (min(ends), max(ends))), max_size=5)

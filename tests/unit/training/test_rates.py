@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from runner.base.errors import UsageError
 from runner.parallel.task import Task
-from runner.training.rates import rate_of
+from runner.training.loop import rate_of
 
 
 def task(**fields: Any) -> Task:
