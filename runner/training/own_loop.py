@@ -28,7 +28,6 @@ class OwnLoop:
     """The models that a script has prepared, and its training once that has begun."""
 
     def __init__(self, run: Run, settings: Settings) -> None:
-        """Start the own loop of a script's run, with the run's settings."""
         self._run, self._settings = run, settings
         self._models: dict[str, Model] = {}
         self._own: dict[str, Stateful] = {}
@@ -138,10 +137,6 @@ class OwnLoop:
     @raised_on_all_ranks()
     def _check_settings(self, name: str, loss: Any, data: Any) -> None:
         settings = self._settings
-        if not name.isidentifier():
-            raise UsageError(
-                f"prepare(name={name!r}): it is no name", fix="take letters, digits and _, such as generator"
-            )
         if name in self._models:
             raise UsageError(
                 f"there is a model {name!r} already", fix="give each its own name: prepare(…, name='generator')"

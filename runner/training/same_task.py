@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from runner.backends.comparing import number_of
+from runner.backends.comparing import bounds, number_of
 from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
 from runner.base.plain_values import plain
 from runner.parallel.batch_forms import parts_of, with_tensors
@@ -72,17 +71,15 @@ def check_task(run: Run, task: Task, options: StepSettings) -> Mapping[str, Look
         failed = error
     problem = failed or next((look.problem for look in looks.values() if look.problem), None)
     facts = _facts(task, options, {name: source.length for name, (source, _, _) in data.items()}, steps)
-    number = number_of(repr(facts))
-    unknown = [name not in looks or looks[name].sketch is None for name in ("training", "test")]
-    most = torch.tensor([number, -number, problem is not None, *unknown], device=run.device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    if int(most[0]) != -int(most[1]) or int(most[2]):
+    unknown = [int(name not in looks or looks[name].sketch is None) for name in ("training", "test")]
+    (least, most), (_, has_problem), *on_any = bounds([number_of(repr(facts)), int(problem is not None), *unknown])
+    if least != most or has_problem:
         everyone: list[Any] = [None] * run.size
         dist.all_gather_object(everyone, (facts, problem))
         if first := next((one for _, one in everyone if one is not None), None):
             raise first
         raise _refusal(_differences([one for one, _ in everyone])[:_DIFFERENCES], _FIX)
-    for name, is_unknown in zip(looks, most[3:].tolist(), strict=False):
+    for name, (_, is_unknown) in zip(looks, on_any, strict=False):
         sketch = looks[name].sketch
         if sketch is not None and not is_unknown and (ranks := ranks_unlike_first(run, sketch)):
             differing = f"samples of the {name} data are others on {ranks_text(ranks)} than on rank 0"

@@ -40,19 +40,19 @@ def bound(main: Main, run: Run, given: Given, change: Change = lambda settings: 
             given.of_file(JobSettings, ParallelSettings, is_all=True)
     if kind is None:
         return functools.partial(main, run, list(given.words))
-    return functools.partial(_call, main, run, _settings(kind, main, run, given, change))
+    settings = _settings(kind, main, run, given, change)
+
+    def call_with_settings() -> Any:
+        if isinstance(settings, Settings):
+            check_output(run, settings)
+        return main(replace(run, settings=settings), settings)
+
+    return call_with_settings
 
 
 def call(main: Main, run: Run, words: Sequence[str]) -> Any:
     """Call ``main`` with what these words give it, as they would stand after its name."""
     return bound(main, run, given_in(words))()
-
-
-def _call(main: Main, run: Run, settings: StepSettings) -> Any:
-    if isinstance(settings, Settings):
-        check_output(run, settings)
-    run = replace(run, settings=settings)
-    return main(run, settings)
 
 
 def settings_class(main: Main) -> type[StepSettings] | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runner.base.errors import RunnerError, UsageError, raised_on_all_ranks
+from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.json_codec import decode, encode
 from runner.training.run import Run
 
@@ -71,14 +71,10 @@ def states_of(run: Run, feed: Feed) -> list[Any] | None:
     """
     if not feed.is_stateful:
         return None
-    own, problem = None, None
     tensors: dict[str, Tensor] = {}
-    try:
+    with run.agreeing():
         plain = encode(feed.state, "the data's state", tensors)
-        own = [plain, {name: [str(one.dtype).removeprefix("torch."), one.tolist()] for name, one in tensors.items()}]
-    except RunnerError as error:
-        problem = error
-    run.agree(problem)
+    own = [plain, {name: [str(one.dtype).removeprefix("torch."), one.tolist()] for name, one in tensors.items()}]
     if feed.is_shared:
         return [own] if run.is_main else None
     return run.gather(own)

@@ -68,10 +68,10 @@ def shares(
     """
     kinds = (steps, calls, compute, communication)
     ends = sorted(
-        (time, kind, change)
+        (moment, kind, change)
         for kind, intervals in enumerate(kinds)
         for interval in intervals
-        for time, change in zip(interval, (1, -1), strict=True)
+        for moment, change in zip(interval, (1, -1), strict=True)
     )
     open_now = [0] * len(kinds)
     found = Shares(0.0, 0.0, 0.0)._asdict()
