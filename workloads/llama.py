@@ -34,8 +34,8 @@ from runner.base.quantities import positive, positive_float
 from runner.base.settings import option
 from runner.parallel.state import shapes_of
 from runner.parallel.task import Plan
+from runner.training.checkpoint.file_errors import writing
 from runner.training.checkpoint.restore import model_weights
-from runner.training.checkpoint.writing import writing
 from runner.training.loop import Task, fit, trained
 from runner.training.run import Run
 from runner.training.settings import Settings

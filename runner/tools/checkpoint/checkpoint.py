@@ -86,9 +86,9 @@ def _verify(given: argparse.Namespace) -> None:
 
 
 def _export(given: argparse.Namespace) -> None:
+    from runner.training.checkpoint.file_errors import writing
     from runner.training.checkpoint.restore import model_weights
     from runner.training.checkpoint.shards import write_weights
-    from runner.training.checkpoint.writing import writing
 
     file: Path = given.file
     if file.suffix in (".pt", ".pth", ".bin", ".ckpt"):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.errors import UsageError
-from runner.training.checkpoint.damage import INSTEAD, DamagedError, damaged
+from runner.training.checkpoint.file_errors import INSTEAD, DamagedError, damaged
 from runner.training.checkpoint.shard_index import FULL
 
 MANIFEST = "checkpoint.json"

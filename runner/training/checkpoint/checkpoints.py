@@ -24,7 +24,7 @@ from runner.parallel.task import Best
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, Sums
-from runner.training.checkpoint.writing import writing
+from runner.training.checkpoint.file_errors import writing
 from runner.training.evaluation import Evaluation, best_number
 from runner.training.finite import Finite
 from runner.training.metrics.sinks import StepRecord

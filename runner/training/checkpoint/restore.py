@@ -15,7 +15,7 @@ from runner.parallel.state import StateDict, copy_shard
 from runner.parallel.trainer import Trainer
 from runner.training.checkpoint import checkpoint_folder, resume, shards
 from runner.training.checkpoint.checkpoint_folder import MANIFEST, Saved, Sums
-from runner.training.checkpoint.damage import DamagedError
+from runner.training.checkpoint.file_errors import DamagedError
 from runner.training.checkpoint.shard_index import Index, index_of, shapes_of
 from runner.training.run import Run
 from runner.training.settings import AUTO, Settings

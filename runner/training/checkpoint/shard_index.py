@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from runner.base.errors import UsageError
-from runner.training.checkpoint.damage import damaged, telling_damage
+from runner.training.checkpoint.file_errors import damaged, telling_damage
 
 FULL = "model-00001-of-00001.safetensors"
 WHERE, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"

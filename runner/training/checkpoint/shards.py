@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from runner.base.errors import UsageError
-from runner.training.checkpoint.damage import damaged, opened
+from runner.training.checkpoint.file_errors import damaged, opened
 from runner.training.checkpoint.shard_index import FULL, OFFSETS, WHERE, Index, index_of, path_of
 from runner.training.run import Run
 

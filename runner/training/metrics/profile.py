@@ -27,7 +27,7 @@ from runner.backends.gpu import is_gpu
 from runner.backends.timing import synchronize
 from runner.base.environment import set_missing
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.training.checkpoint.writing import writing
+from runner.training.checkpoint.file_errors import writing
 from runner.training.metrics.output import kept_names
 from runner.training.places import once_per_file_system
 from runner.training.run import Run

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.formats import check_format
-from runner.training.checkpoint.writing import writing
+from runner.training.checkpoint.file_errors import writing
 
 _FORMAT = 1  # of the lines
 _LEFT_OUT = ("units_per_s", "tflops_per_rank", "mfu", "cpu", "memory", "gpu", "gpu_memory")  # if they are not known

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from runner.training.checkpoint import shards
-from runner.training.checkpoint.damage import DamagedError
+from runner.training.checkpoint.file_errors import DamagedError
 from runner.training.checkpoint.shard_index import index_of, path_of
 from runner.training.run import Run
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from runner.base.errors import UsageError
 from runner.training.checkpoint import checkpoint_folder, shards
-from runner.training.checkpoint.damage import DamagedError
+from runner.training.checkpoint.file_errors import DamagedError
 from runner.training.checkpoint.shard_index import FULL, are_complete, index_of, path_of, shapes_of
 from runner.training.checkpoint.shards import write_weights
 from tests.launching import ROOT

@@ -22,7 +22,7 @@ import torch
 
 from runner.base.errors import RunnerError, UsageError
 from runner.training.checkpoint.checkpoint_folder import Position
-from runner.training.checkpoint.writing import writing
+from runner.training.checkpoint.file_errors import writing
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.metrics.progress import Lines
 from runner.training.metrics.sinks import MetricsFile, StepRecord, lines_until
