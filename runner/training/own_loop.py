@@ -44,11 +44,7 @@ class OwnLoop:
         return self._training is not None and self._training.is_last_of_epoch
 
     def prepare(self, name: str, data: Any, loss: Any, **of_task: Any) -> Model:
-        """See ``Run.prepare``.
-
-        Args:
-            of_task: fields of the model's ``Task``.
-        """
+        """See ``Run.prepare``. ``of_task``: fields of the model's ``Task``."""
         run, settings = self._run, self._settings
         self._check_before(f"prepare() of {name!r}")
         self._check_settings(name, loss, data)

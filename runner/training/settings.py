@@ -113,7 +113,15 @@ class StepSettings(ParallelSettings):
         Raises:
             UsageError: a batch does not divide.
         """
-        batch_size = self.batch_size if self.global_batch_size is None else _share(self.global_batch_size, data_ranks)
+        batch_size, whole = self.batch_size, self.global_batch_size
+        if whole is not None:
+            batch_size, rest = divmod(whole, data_ranks)
+            if rest:
+                sum_of_all = f"{whole} = {data_ranks} × {batch_size} + {rest}"
+                raise UsageError(
+                    f"--global-batch-size {whole} does not divide among {data_ranks} data-parallel ranks ({sum_of_all})",
+                    fix=f"take {data_ranks * max(batch_size, 1)} or {data_ranks * (batch_size + 1)}",
+                )
         if batch_size % self.micro_batches:
             raise UsageError(f"--micro-batches {self.micro_batches} does not divide a rank's batch of {batch_size}")
         return replace(self, batch_size=batch_size)
@@ -128,16 +136,6 @@ def shared_in(given: Given, *names: str) -> dict[str, Any]:
     parser = Parser(prog="python -m runner", add_help=False)
     add_options(parser, Settings, only=names)
     return given.of_file(Settings) | dict(given.values) | vars(parser.parse_known_args(given.rest)[0])
-
-
-def _share(whole: int, data_ranks: int) -> int:
-    each, rest = divmod(whole, data_ranks)
-    if rest:
-        raise UsageError(
-            f"--global-batch-size {whole} does not divide among {data_ranks} data-parallel ranks ({whole} = {data_ranks} × {each} + {rest})",
-            fix=f"take {data_ranks * max(each, 1)} or {data_ranks * (each + 1)}",
-        )
-    return each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,26 +247,22 @@ class Settings(StepSettings):
             UsageError: one is unknown or wrong, or a file cannot be read.
             SystemExit: help was asked for, and printed; or the same where the runner has not started the script, which a line says.
         """
+        given = sys.argv[1:] if words is None else list(words)
         try:
-            return cls._read(sys.argv[1:] if words is None else list(words))
+            parser = Parser(prog=Path(sys.argv[0]).name, description=sys.modules["__main__"].__doc__)
+            add_full_help(parser)
+            add_options(parser, cls, show="all" if wants(given, ALL) else "some")
+            add_config(parser)
+            values = vars(parser.parse_args(given))
+            with raised_on_all_ranks():
+                config = config_of(values.pop("config", ()))
+                return made_of(cls, values_in(*config, cls) if config else {}, values)
         except UsageError as error:
             if held() is not None:
                 raise
             if is_reporting(os.environ):
                 print(f"runner: {error}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
-
-    @classmethod
-    def _read(cls: type[T], given: list[str]) -> T:
-        script = sys.modules["__main__"]
-        parser = Parser(prog=Path(sys.argv[0]).name, description=script.__doc__)
-        add_full_help(parser)
-        add_options(parser, cls, show="all" if wants(given, ALL) else "some")
-        add_config(parser)
-        values = vars(parser.parse_args(given))
-        with raised_on_all_ranks():
-            config = config_of(values.pop("config", ()))
-            return made_of(cls, values_in(*config, cls) if config else {}, values)
 
     @property
     def resume_from(self) -> Path:

@@ -66,11 +66,6 @@ class Training:
     ) -> None:
         """Restore the checkpoint that the options name, if any. Collective.
 
-        Args:
-            feed: of this rank's batches.
-            trainer: whose state is saved.
-            on_step: as in ``fit``; ``on_epoch``, too.
-
         Raises:
             UsageError: the checkpoint is damaged or does not fit.
         """

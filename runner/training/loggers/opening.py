@@ -27,15 +27,7 @@ class GuardedLogger:
     """A logger whose errors become one line each, while the training continues."""
 
     def __init__(self, name: str, make: Callable[[], Logger], tell: Callable[[str], None]) -> None:
-        """Start the logger.
-
-        Args:
-            name: the logger's name in messages.
-            tell: prints a line.
-
-        Raises:
-            UsageError: the logger does not start.
-        """
+        """Start the logger, or raise a UsageError. ``tell`` prints a line."""
         self._name, self._tell = name, tell
         try:
             self._logger: Logger | None = make()
