@@ -35,7 +35,7 @@ from runner.base.settings import option
 from runner.parallel.state import shapes_of
 from runner.parallel.task import Plan
 from runner.training.checkpoint.file_errors import writing
-from runner.training.checkpoint.restore import model_weights
+from runner.training.checkpoint.resume import model_weights
 from runner.training.loop import Task, fit, trained
 from runner.training.run import Run
 from runner.training.settings import Settings

@@ -15,8 +15,7 @@ from runner.parallel import make_trainer
 from runner.parallel.several import with_own_state
 from runner.parallel.task import Plan, Task
 from runner.parallel.trainer import Trainer
-from runner.training.checkpoint import resume
-from runner.training.checkpoint.restore import restore
+from runner.training.checkpoint.resume import restore
 from runner.training.checkpoint.shards import read_weights
 from runner.training.data.feeds import feed_of, with_batch_of
 from runner.training.data.source import source_of, source_of_test
@@ -106,8 +105,7 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
         UsageError: there is no checkpoint, or it is damaged or does not fit.
     """
     trainer = make_trainer(task, run.setting(options.dtype, options))
-    settings = resume.settings_of(run, options, trainer)
-    saved, _ = restore(run, with_own_state(trainer), options, settings, goes_on=False)
+    saved, _ = restore(run, with_own_state(trainer), options, None)
     if saved is None:
         with raised_on_all_ranks():
             raise UsageError(

@@ -17,10 +17,9 @@ from runner.parallel.modes import begin_training, modes_kept
 from runner.parallel.several import Several, with_own_state
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
-from runner.training.checkpoint import resume
 from runner.training.checkpoint.checkpoint_folder import Position, name_of
 from runner.training.checkpoint.checkpoints import Checkpoints
-from runner.training.checkpoint.restore import restore
+from runner.training.checkpoint.resume import restore, settings_of
 from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import Evaluation, evaluate
@@ -71,7 +70,7 @@ class Training:
         """
         self._run, self._task, self._options, self._trainer = run, trainer.task, options, trainer
         self._feed, self._on_step, self._on_epoch = feed, on_step, on_epoch
-        self._settings = resume.settings_of(run, options, trainer)
+        self._settings = settings_of(run, options, trainer)
         self._whole = with_own_state(trainer)
         self._whole.check_state()  # refuses a state that cannot be saved now, not after an epoch
         self.saved, self._changes = restore(run, self._whole, options, self._settings)

@@ -87,7 +87,7 @@ def _verify(given: argparse.Namespace) -> None:
 
 def _export(given: argparse.Namespace) -> None:
     from runner.training.checkpoint.file_errors import writing
-    from runner.training.checkpoint.restore import model_weights
+    from runner.training.checkpoint.resume import model_weights
     from runner.training.checkpoint.shards import write_weights
 
     file: Path = given.file

@@ -26,7 +26,7 @@ from runner.parallel import same_start
 from runner.parallel.mesh import Degrees, Layout
 from runner.training.checkpoint import checkpoint_folder, shards
 from runner.training.checkpoint.checkpoint_folder import Position, Saved, write_manifest
-from runner.training.checkpoint.restore import restore
+from runner.training.checkpoint.resume import restore
 from runner.training.checkpoint.shard_index import path_of
 from runner.training.data.feed import load_states, states_of
 from runner.training.run import Run
@@ -211,7 +211,7 @@ def test_a_resume_opens_only_files_with_what_the_rank_has(
             load=lambda state: None,
         )
         options: Any = SimpleNamespace(resume=str(folder), resume_from=folder)
-        saved, _ = restore(run, trainer, options, {}, goes_on=False)
+        saved, _ = restore(run, trainer, options, None)
         assert opened == [path_of(folder, rank)]
         assert checked == [path_of(folder, rank).name]
         assert local["model.w"].tolist() == [[rank, 1]]
