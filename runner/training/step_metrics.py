@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, NoReturn
 
 import torch
@@ -17,11 +16,10 @@ from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel.batch_forms import form_of
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import tensors_in
-from runner.training.checkpoint.checkpoint_folder import Position, Saved
+from runner.training.checkpoint.checkpoint_folder import Position
 from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.loggers.opening import GuardedLogger
-from runner.training.metrics.output import open_output
-from runner.training.metrics.progress import ProgressDisplay, show_progress
+from runner.training.metrics.progress import ProgressDisplay
 from runner.training.metrics.sinks import MetricsFile, StepRecord
 from runner.training.metrics.speed import UsageReader, speeds
 from runner.training.metrics.stragglers import Pace
@@ -38,15 +36,20 @@ class StepMetrics:
         newest: the records that were written last.
     """
 
-    show: ProgressDisplay
-    _file: MetricsFile | None
-    _loggers: Sequence[GuardedLogger]
-    _checkpoints: Checkpoints
-
     def __init__(
-        self, run: Run, options: Settings, trainer: Trainer, position: Position, last_step: int | None
+        self,
+        run: Run,
+        options: Settings,
+        trainer: Trainer,
+        position: Position,
+        last_step: int | None,
+        checkpoints: Checkpoints,
+        show: ProgressDisplay,
+        file: MetricsFile | None,
+        loggers: Sequence[GuardedLogger],
     ) -> None:
         self._run, self._options, self._trainer, self._position = run, options, trainer, position
+        self._checkpoints, self.show, self._file, self._loggers = checkpoints, show, file, loggers
         self._last_step, self._pace, self._board = last_step, Pace(run), run.job.board
         self.of_epoch, self.newest = EpochMeans(), list[StepRecord]()
         self._has_reported_odd_loss = False
@@ -58,22 +61,6 @@ class StepMetrics:
         self._started, self._seconds = time.perf_counter(), 0.0
         self._samples = self._all_samples = 0  # since the last records, and before
         self._usage = UsageReader(run.device)
-
-    def open(self, saved: Saved | None, checkpoints: Checkpoints, stack: ExitStack) -> None:
-        """Open the files and what the screen shows, before the first step. Collective.
-
-        Args:
-            saved: the checkpoint that this run resumes from.
-
-        Raises:
-            UsageError: a file cannot be written.
-        """
-        self._checkpoints = checkpoints
-        self._file, self._loggers = open_output(self._run, self._options, saved, checkpoints, stack)
-        epochs, done = self._options.epochs, self._position.step
-        self.show = stack.enter_context(
-            show_progress(visible=self._run.is_main, epochs=epochs, steps=self._last_step, done=done)
-        )
 
     def start(self) -> None:
         """Start the clock: the time since the last records was not training, but a checkpoint or an evaluation."""

@@ -23,7 +23,9 @@ from runner.training.checkpoint.resume import restore, settings_of
 from runner.training.data.feed import Batch, Feed, load_states, states_of
 from runner.training.data.random_numbers import seed_random_numbers
 from runner.training.evaluation import Evaluation, evaluate
+from runner.training.metrics.output import open_output
 from runner.training.metrics.profile import profiled
+from runner.training.metrics.progress import show_progress
 from runner.training.metrics.sinks import StepRecord
 from runner.training.preemption import Preemption, end_early, listening
 from runner.training.replicas import Replicas
@@ -49,6 +51,7 @@ class Training:
     evaluation: Evaluation | None = None
     _replicas: Replicas | None = None
     _checkpoints: Checkpoints
+    _metrics: StepMetrics
     _preemption: Preemption
     _step: Callable[[], AbstractContextManager[None]]
     _batch: Batch
@@ -77,7 +80,6 @@ class Training:
         self.position = self.saved.position if self.saved else Position()
         self._first_step = self.position.step + 1  # of this run
         self.last_step = _last_step(self.position, feed, options)
-        self._metrics = StepMetrics(run, options, trainer, self.position, self.last_step)
         self._state = State(trainer.model, trainer.optimizer, self.position, stop=self.stop)
         # Every so many steps the ranks agree on whether the program, by a hook or a loop of its own, stops the training.
         self._agree_every = trainer.period if on_step or isinstance(trainer, Several) else 0
@@ -118,12 +120,19 @@ class Training:
         if options.check_replicas:
             self._replicas = Replicas(run, trainer)
         trainer.on_progress = run.job.board.go_on
-        left = (self.last_step or sys.maxsize) - self.position.step
-        self._step = profiled(run, options, left, self._metrics.leave_out, lambda: self.is_last_of_epoch)
+        done, steps = self.position.step, self.last_step
+
+        def leave_out(seconds: float) -> None:
+            self._metrics.leave_out(seconds)
+
+        self._step = profiled(run, options, (steps or sys.maxsize) - done, leave_out, lambda: self.is_last_of_epoch)
         with ExitStack() as stack:
             # On a GPU a step is only launched: the metrics wait for the device.
             stack.enter_context(run.job.board.training(1 if run.device.type == "cpu" else sys.maxsize))
-            self._metrics.open(self.saved, checkpoints, stack)
+            file, loggers = open_output(run, options, self.saved, checkpoints, stack)
+            progress = show_progress(visible=run.is_main, epochs=options.epochs, steps=steps, done=done)
+            show = stack.enter_context(progress)
+            self._metrics = StepMetrics(run, options, trainer, self.position, steps, checkpoints, show, file, loggers)
             self._preemption = stack.enter_context(listening(run, checkpoints))
             yield
             checkpoints.end(self.position)

@@ -138,8 +138,8 @@ def test_metrics_exchange_as_much_as_with_ten_ranks(part_of: Callable[[int, int]
         exchange, run = part_of(size, rank), a_run(size, rank)
         task = SimpleNamespace(units_per_sample=1, flops_per_sample=None)
         trainer = MagicMock(task=task, weight=1.0, ready=None)
-        metrics = StepMetrics(run, Settings(), trainer, Position(step=1), None)
-        metrics.show, pace = MagicMock(), metrics._pace
+        metrics = StepMetrics(run, Settings(), trainer, Position(step=1), None, MagicMock(), MagicMock(), None, ())
+        pace = metrics._pace
         for _ in range(20):
             pace.begin()
             pace.end(pace._began + 0.02)

@@ -173,9 +173,8 @@ def test_the_digits_are_those_of_uci_in_the_same_order() -> None:
 def test_an_epochs_line_has_the_means_of_all_its_steps(parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are written together: --log-every, and checkpoints, decide that."""
     monkeypatch.setattr("runner.training.step_metrics.Pace", MagicMock())
-    metrics = StepMetrics(MagicMock(), Settings(), MagicMock(), Position(), 12)
-    metrics.show = metrics._checkpoints = MagicMock()
-    metrics._file, metrics._loggers = None, ()
+    mock = MagicMock()
+    metrics = StepMetrics(mock, Settings(), mock, Position(), 12, mock, mock, None, ())
     for first in (7.0, 1.0):  # the epoch before leaves nothing
         records = [record(step, first + step) for step in range(6)]
         records[0].samples_per_s = 2.0
