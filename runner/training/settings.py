@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from runner.base.errors import UsageError, raised_on_all_ranks
-from runner.base.quantities import not_negative, positive, positive_float
+from runner.base.quantities import nonempty_path, not_negative, positive, positive_float
 from runner.base.settings import add_options, made_of, not_an_option, option, values_in
 from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.job import held
@@ -70,13 +70,6 @@ def steps(text: str) -> Steps:
     if all(number.isdecimal() for number in numbers) and len(numbers) <= 2 and 0 < int(numbers[0]) <= int(numbers[-1]):
         return Steps(int(numbers[0]), int(numbers[-1]))
     raise argparse.ArgumentTypeError(f"{text!r} is neither a step (10) nor the first and the last of several (10-12)")
-
-
-def _checkpoint(text: str) -> str:
-    """A checkpoint, a folder of some, or ``auto``."""
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty; the newest in --checkpoint-dir is --resume by itself")
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +162,7 @@ class Settings(StepSettings):
     resume: str | None = option(
         None,
         "continue from a checkpoint: this one, or the newest in --checkpoint-dir if there is one; auto skips damaged ones",
-        parse=_checkpoint,
+        parse=lambda text: str(nonempty_path(text)),
         metavar="CHECKPOINT",
         bare="",
         group="checkpoints",

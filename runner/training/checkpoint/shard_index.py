@@ -98,9 +98,11 @@ def index_of(folder: Path) -> Index:
                 offsets = where[name][OFFSETS] if where else [0] * len(shape)
                 if len(offsets) != len(shape):
                     raise ValueError(f"{name} of shape {tuple(shape)} is at {tuple(offsets)}")
+                if not hasattr(torch, _TYPES.get(kind, "")):
+                    what = f"{path}: {name} is of {kind}, which torch {torch.__version__} lacks"
+                    raise UsageError(what, fix="take a newer torch")
                 if name not in forms:
                     forms[name], tables[name] = (kind, len(shape)), array("q")
-                    _check_type(kind, name, path)
                 if forms[name] != (kind, len(shape)):
                     raise _unfit(folder, name)
                 tables[name].extend((number, *offsets, *shape))
@@ -158,13 +160,6 @@ def are_complete(begins: Any, ends: Any) -> bool:
     for axis in range(len(cuts)):
         counts = counts.cumsum(axis)
     return bool((counts[(slice(-1),) * len(cuts)] == 1).all())
-
-
-def _check_type(kind: str, name: str, path: Path) -> None:
-    if not hasattr(torch, _TYPES.get(kind, "")):
-        raise UsageError(
-            f"{path}: {name} is of {kind}, which torch {torch.__version__} lacks", fix="take a newer torch"
-        )
 
 
 def _unfit(folder: Path, name: str) -> UsageError:
