@@ -30,23 +30,21 @@ class Finite:
         """Call it before the first step. A weight that is not finite then is left out: memory that nothing initialises or uses."""
         self._model = model
         self._left_out = set(_odd_weights(model))
-        self._since: dict[str, StepRecord] = {}  # the first of the records up to now in which this loss is not finite
+        self._odd: dict[str, str] = {}  # which loss is not finite in the newest record, and since which step
 
     def take(self, records: Iterable[StepRecord]) -> None:
         """Take the records of the newest steps."""
         for record in records:
             for name, loss in (("loss", record.loss), ("test loss", record.val_loss)):
                 if loss is not None and math.isfinite(loss):
-                    self._since.pop(name, None)
+                    self._odd.pop(name, None)
                 elif loss is not None:
-                    self._since.setdefault(name, record)
+                    since = f"since step {record.step}, in epoch {record.epoch}"
+                    self._odd.setdefault(name, f"the {name} is {loss} {since}")
 
     def what_is_odd(self) -> str:
         """Describe which loss is not finite, and since which step; return "" if the newest losses are finite. Equal on all ranks."""
-        for name, record in self._since.items():
-            loss = record.loss if name == "loss" else record.val_loss
-            return f"the {name} is {loss} since step {record.step}, in epoch {record.epoch}"
-        return ""
+        return next(iter(self._odd.values()), "")
 
     def has_odd_weights(self) -> bool:
         """Whether a weight that is trained, or this rank's shard of one, is no longer finite."""

@@ -20,7 +20,6 @@ def check_output(run: Run, settings: Settings) -> None:
     Raises:
         UsageError: it cannot, or ``--requeue`` cannot be obeyed.
     """
-    folders = {"--checkpoint-dir": settings.checkpoint_dir, "--metrics": settings.metrics.parent}
 
     def check() -> None:
         if settings.requeue and "SLURM_JOB_ID" not in os.environ:
@@ -28,8 +27,8 @@ def check_output(run: Run, settings: Settings) -> None:
                 "--requeue: this is no Slurm job",
                 fix="leave it out; with another scheduler exit code 75 says to run it again",
             )
-        for option, folder in folders.items():
-            make_writable(folder, option)
+        make_writable(settings.checkpoint_dir, "--checkpoint-dir")
+        make_writable(settings.metrics.parent, "--metrics")
         for chosen in chosen_loggers(settings.logger, settings.checkpoint_dir):
             chosen.load()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,15 @@ from pathlib import Path
 from runner.base.errors import UsageError
 from runner.base.extensions import extensions, load_function
 from runner.training.loggers.logger import LoggedRun, Logger
+from runner.training.loggers.services import MLflow, TensorBoard, WeightsAndBiases
 from runner.versions.extras import require
 
-# The class of each logger. The class is in the module of the logger's name and needs the package of that name.
-LOGGERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WeightsAndBiases"}
+# Each needs the package of its name.
+LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,7 @@ class ChosenLogger:
         if self.name not in LOGGERS:
             return load_function("runner.loggers", self.name, "logger")
         require(self.name, needed_by=self.option)
-        make: Callable[[LoggedRun], Logger] = getattr(
-            importlib.import_module(f"runner.training.loggers.{self.name}"), LOGGERS[self.name]
-        )
-        return make
+        return LOGGERS[self.name]
 
 
 def chosen_logger(text: str) -> ChosenLogger:

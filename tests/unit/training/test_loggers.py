@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.base.errors import UsageError
-from runner.training.loggers import mlflow, opening
+from runner.training.loggers import opening, services
 from runner.training.loggers.logger import LoggedRun, Logger, identifier_of
 from runner.training.loggers.opening import GuardedLogger
 from runner.training.loggers.registry import LOGGERS, chosen_loggers
@@ -177,7 +177,7 @@ def test_an_mlflow_server_that_goes_away_keeps_no_step_waiting(tmp_path: Path, m
         gives_up.wait(LIMIT)
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(mlflow, "_SEND_EVERY_SECONDS", 0)
+    monkeypatch.setattr(services, "_SEND_EVERY_SECONDS", 0)
     run = run_of(tmp_path, f"mlflow:sqlite:///{tmp_path}/mlflow.db")
     logger = GuardedLogger("--logger mlflow", lambda: made(run), print)
     monkeypatch.setattr(MlflowClient, "log_batch", never_answered)
