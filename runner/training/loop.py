@@ -28,8 +28,6 @@ from runner.training.settings import Settings
 from runner.training.summary import Hook, Result, State
 from runner.training.training import Training
 
-Rate = Callable[[int], float]  # step, from 0 → factor of the learning rate
-
 __all__ = ["Hook", "Plan", "Result", "State", "Task", "fit"]
 
 
@@ -118,8 +116,8 @@ def trained(run: Run, task: Task, options: Settings) -> Trainer:
 
 
 @raised_on_all_ranks()
-def rate_of(task: Task, total: int | None) -> Rate | None:
-    """Return the task's schedule of the learning rate; None if it is constant.
+def rate_of(task: Task, total: int | None) -> Callable[[int], float] | None:
+    """Return the factor of the learning rate by the step, from 0; None if it is constant.
 
     Args:
         total: steps of the whole training; None if that is not known.

@@ -161,7 +161,10 @@ def settings_of(run: Run, options: Settings, trainer: Trainer) -> dict[str, Any]
         "samples": source_of(trainer.task).length,
         **plain(trainer.task.settings),
         "optimizer": _kind(trainer.optimizer),
-        "groups": [_hyperparameters(group) for group in trainer.optimizer.param_groups],
+        "groups": [
+            {name: scalar(value) for name, value in group.items() if name != "params" and is_plain(value)}
+            for group in trainer.optimizer.param_groups
+        ],
     }
 
 
@@ -241,11 +244,6 @@ def _changed_hyperparameters(then: dict[str, Any], settings: dict[str, Any]) -> 
         for source in ["initial_lr" if name == "lr" and "initial_lr" in before.keys() & now.keys() else name]
         if before[source] != now[source]
     ]
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a parameter group that are plain values or lists of them."""
-    return {name: scalar(value) for name, value in group.items() if name != "params" and is_plain(value)}
 
 
 def _check_optimizer(saved: Saved, optimizer: Optimizer, own: list[dict[str, Any]]) -> None:

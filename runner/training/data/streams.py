@@ -84,10 +84,7 @@ class StreamFeed(Feed):
         return (part, whole) if all_have else (None, 0)
 
     def _read(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
-        """Return what this rank reads for the steps that are left. ``state`` is the stream's there; None if it is not known."""
-        return self._parts(epoch, used, state)
-
-    def _parts(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
+        """Yield what this rank reads for the steps that are left. ``state`` is the stream's there; None if it is not known."""
         for one in (self._data, getattr(self._data, "dataset", None)):
             tell_epoch(one, epoch)
         used *= self.step_items // self.step_size
@@ -144,7 +141,8 @@ class SampleStream(StreamFeed):
 
     def _read(self, epoch: int, used: int, state: Any) -> Iterator[StreamPart]:
         drop = 0 if self.is_shared or state is not None else used  # each process reads its own samples again
-        parts = Yielded(lambda: self._parts(epoch, 0 if drop else used, state))
+        read = super()._read
+        parts = Yielded(lambda: read(epoch, 0 if drop else used, state))
         return itertools.islice(self._reading.loader(parts), drop, None)
 
     def _made(self, read: list[Any], own: int) -> tuple[Any, int]:
