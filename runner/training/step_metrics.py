@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -134,11 +134,15 @@ class StepMetrics:
         if smallest != largest:
             _refuse_names(names, run)
         pace.take(seconds_of_all, ranks, slowest)
-        means = iter(_means([value for one in noted for value in one.values()], run))
+        means: Iterator[float] = iter(())
+        if values := [value.double() for one in noted for value in one.values()]:
+            noted_sums = torch.stack(values)
+            dist.all_reduce(noted_sums, group=run.group())
+            means = iter((noted_sums / run.data_size).tolist())
         seconds = time.perf_counter() - self._started
         speed = speeds(self._samples / seconds, self._trainer.task, run.size, run.device)
-        for record, total, weight, values in zip(records, sums[:count], sums[count:], noted, strict=True):
-            record.loss, record.more = total / weight if weight else 0.0, {name: next(means) for name in values}
+        for record, total, weight, names_here in zip(records, sums[:count], sums[count:], noted, strict=True):
+            record.loss, record.more = total / weight if weight else 0.0, {name: next(means) for name in names_here}
             vars(record).update(speed)
         if run.is_main:
             vars(records[-1]).update(self._usage.read())
@@ -191,16 +195,6 @@ def logged_number(name: str, value: float | Tensor, device: torch.device) -> Ten
         f"run.log({name}=…): the value is {form_of(value)}",
         fix="log real numbers: floats, or tensors of one element, as of .mean()",
     )
-
-
-def _means(values: Sequence[Tensor], run: Run) -> list[float]:
-    """Return numbers averaged over the data-parallel ranks. Collective if there are any."""
-    if not values:
-        return []
-    sums = torch.stack([value.double() for value in values])
-    dist.all_reduce(sums, group=run.group())
-    means: list[float] = (sums / run.data_size).tolist()
-    return means
 
 
 @raised_on_all_ranks()
