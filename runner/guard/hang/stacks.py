@@ -68,12 +68,12 @@ _WORK = ("/torch/distributed/checkpoint/",)  # which reads and writes files, too
 
 # Where the runner waits for the device, on which collectives may wait for other ranks: files and functions.
 _SYNCS = (
-    (f"{PACKAGE}training/metrics/meter.py", "records"),
+    (f"{PACKAGE}training/step_metrics.py", "gather"),
     (f"{PACKAGE}training/run.py", "sum"),
     (f"{PACKAGE}training/evaluation.py", "evaluate"),
     (f"{PACKAGE}training/finite.py", "check_finite"),
     (f"{PACKAGE}training/replicas.py", "check"),
-    (f"{PACKAGE}training/checkpoint/staging.py", "copy"),
+    (f"{PACKAGE}training/checkpoint/checkpoints.py", "copy"),
     (f"{PACKAGE}versions/torch_private.py", "copy_each"),
     ("/torch/nn/parallel/distributed.py", ""),  # buffers, which are sent from C++
     ("/torch/amp/grad_scaler.py", ""),  # anywhere

@@ -96,7 +96,7 @@ def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
 
 
 AT_A_SYNC = f"""Current thread 0x00007e (most recent call first):
-  File "{OWN}/training/metrics/meter.py", line 71 in records
+  File "{OWN}/training/step_metrics.py", line 71 in gather
   File "{OWN}/training/loop.py", line 152 in fit
   File "/home/me/train.py", line 31 in main
 """
@@ -115,7 +115,7 @@ def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any])
     assert (
         hang.report(range(3))
         .splitlines()[0]
-        .endswith("rank 1 in load (train.py:14); ranks 0, 2 waiting in records, called in main (train.py:31)")
+        .endswith("rank 1 in load (train.py:14); ranks 0, 2 waiting in gather, called in main (train.py:31)")
     )
     assert hang.late == [1]
 
@@ -295,7 +295,7 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
     [
         ("backends/exchange.py", "load"),
         ("starting/dispatch.py", "load"),
-        ("training/metrics/meter.py", "records"),
+        ("training/step_metrics.py", "gather"),
         ("rendezvous/x.py", "f"),
     ],
 )
