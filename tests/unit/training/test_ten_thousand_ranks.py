@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 from runner.backends.collective_errors import agree
 from runner.parallel import same_start
@@ -180,9 +179,12 @@ def write_shards(folder: Path) -> None:
     write_manifest(folder, saved, sums)
 
 
+@pytest.mark.needs("tp")
 def test_a_resume_opens_only_files_with_what_the_rank_has(
     part_of: Callable[[int, int], Exchange], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
     folder = tmp_path / "step-3"
     folder.mkdir()
     write_shards(folder)
