@@ -49,7 +49,7 @@ def test_another_name_is_refused_as_by_any_module() -> None:
 
 
 def test_importing_it_imports_nothing_else() -> None:
-    code = "import sys, runner, runner.cli, runner.starting.dispatch\n"
+    code = "import sys, runner, runner.cli, runner.starting.dispatch, runner.training.settings\n"
     code += "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "[]\n"

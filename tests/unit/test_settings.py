@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ from runner.options.command import given_in, parse
 from runner.tools.registry import TOOLS, summaries
 from runner.training.settings import Every, Settings, Steps, StepSettings, every, shared_in
 from runner.training.workload import bound
-from tests.launching import ok, run
 from tests.reference import DOCUMENT, page
 
 
@@ -36,6 +34,12 @@ class Options(Settings):
     fast: bool = False
     note: str | None = option(None, "anything", changes=True)
     tag: tuple[str, ...] = option((), "any number of them")
+
+
+def of_fields(**fields: tuple[Any, Any]) -> type[Settings]:
+    """A workload's class of settings with more or other fields, each with its type and its default."""
+    described = [(name, *of_field) for name, of_field in fields.items()]
+    return make_dataclass("Own", described, bases=(Settings,), frozen=True, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +152,7 @@ def test_a_switch_of_the_file_is_switched_off() -> None:
         ("epochs 3", "write lines such as epochs = 3"),
         ("[a]\nlr = 1\n[b]\nlr = 2", "lr is there twice"),
         ("format = 2\nepochs = 3", " is of format 2, and this runner reads 1; update the runner"),
-        *[(f"{name} = ''", f"{name}: the path is empty") for name in ("log_dir", "checkpoint_dir", "resume")],
+        ("log_dir = ''", "log_dir: the path is empty"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text: str, told: str, config: Callable[[str], str]) -> None:
@@ -223,59 +227,24 @@ def test_what_a_batch_is_said_of_last_counts(config: Callable[[str], str]) -> No
 
 
 def test_none_is_false_in_a_file_and_no_on_the_command_line(config: Callable[[str], str]) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Clipped(Settings):
-        clip_norm: float | None = 1.0
-
+    clipped = of_fields(clip_norm=(float | None, 1.0))
     file = config("clip_norm = false\n")
-    assert read(kind=Clipped).clip_norm == 1.0
-    assert read(file, kind=Clipped).clip_norm is read("--no-clip-norm", kind=Clipped).clip_norm is None
-
-
-def test_fields_are_read_by_their_types() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Typed(Settings):
-        depth: int | None = None
-        rate: float = 0
-        where: Path | None = None
-        on: bool = True
-
-    found = read("--depth", "3", "--rate", "0.5", "--where", "a/b", "--no-on", kind=Typed)
-    assert (found.depth, found.rate, found.where, found.on) == (3, 0.5, Path("a/b"), False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listed(Settings):
-    layers: list[int] = field(default_factory=list)
+    assert read(kind=clipped).clip_norm == 1.0
+    assert read(file, kind=clipped).clip_norm is read("--no-clip-norm", kind=clipped).clip_norm is None
 
 
 class Undecorated(Settings):
     epochs: int = 15
 
 
-@dataclass(frozen=True, kw_only=True)
-class Nameless(Settings):
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Divided(Settings):
-    tp: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Twice(Settings):
-    timeout: float = 3.0
-
-
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (Listed, "Listed.layers: no text is read as list"),
+        (of_fields(layers=(list[int], field(default_factory=list))), "Own.layers: no text is read as list"),
         (Undecorated, "the class Undecorated is no dataclass"),
-        (Nameless, "Nameless.name has no default"),
-        (Divided, "tp = 2: the ranks' layout is made before a workload is loaded"),
-        (Twice, "the runner has the settings timeout itself"),
+        (of_fields(name=(str, field())), "Own.name has no default"),
+        (of_fields(tp=(int, 2)), "tp = 2: the ranks' layout is made before a workload is loaded"),
+        (of_fields(timeout=(float, 3.0)), "the runner has the settings timeout itself"),
     ],
 )
 def test_what_cannot_be_an_option_is_told(kind: type[Settings], told: str) -> None:
@@ -284,15 +253,11 @@ def test_what_cannot_be_an_option_is_told(kind: type[Settings], told: str) -> No
 
 
 def test_a_class_may_allow_fewer_values() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Few(Settings):
-        precision: str = option("fp32", choices=("fp32",))
-        sync_every: int = option(8, choices=(8, 16))
-
+    few = of_fields(precision=(str, option("fp32", choices=("fp32",))), sync_every=(int, option(8, choices=(8, 16))))
     for words, told in {"--precision bf16": "none of fp32", "--sync-every 4": "none of 8, 16"}.items():
         with pytest.raises(UsageError, match=told):
-            read(*words.split(), kind=Few)
-    assert read("--sync-every", "16", "--strategy", "local-sgd", kind=Few).sync_every == 16
+            read(*words.split(), kind=few)
+    assert read("--sync-every", "16", "--strategy", "local-sgd", kind=few).sync_every == 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,35 +287,19 @@ def test_values_to_choose_from_may_be_numbers(config: Callable[[str], str]) -> N
 
 
 def test_what_a_workloads_own_function_does_not_read_is_told_in_one_line(config: Callable[[str], str]) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Own(Settings):
-        date: str = option("2024-01-01", parse=lambda text: str(datetime.date.fromisoformat(text)))
-
+    own = of_fields(date=(str, option("2024-01-01", parse=lambda text: str(datetime.date.fromisoformat(text)))))
     told = r"'never' cannot be read \(ValueError: Invalid isoformat"
     with pytest.raises(UsageError, match=rf"argument --date: {told}"):
-        read("--date", "never", kind=Own)
+        read("--date", "never", kind=own)
     with pytest.raises(UsageError, match=rf"mine.toml: date: {told}"):
-        read(config("date = 'never'"), kind=Own)
+        read(config("date = 'never'"), kind=own)
 
 
 def test_loggers_may_be_a_default() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Bare(Settings):
-        logger: tuple = ("mlflow", "tensorboard:x")  # type: ignore[type-arg]  # as users write it
-
-    assert read(kind=Bare).logger == ("mlflow", "tensorboard:x")
-    assert read("--logger", "mlflow", kind=Bare).logger == ("mlflow",)
-    assert '# logger = ["mlflow", "tensorboard:x"]' in as_toml(read(kind=Bare))
-
-
-def test_a_text_writes_several_values_together() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Layered(Settings):
-        layers: tuple[int, ...] = option(
-            (1, 2), parse=lambda text: tuple(map(int, text.split(","))), text=lambda layers: ",".join(map(str, layers))
-        )
-
-    assert 'layers = "1,2"' in as_toml(read("--layers", "1,2", kind=Layered))
+    bare = of_fields(logger=(tuple, ("mlflow", "tensorboard:x")))  # the type as users write it
+    assert read(kind=bare).logger == ("mlflow", "tensorboard:x")
+    assert read("--logger", "mlflow", kind=bare).logger == ("mlflow",)
+    assert '# logger = ["mlflow", "tensorboard:x"]' in as_toml(read(kind=bare))
 
 
 def test_a_workload_that_reads_its_words_itself_has_all_of_them() -> None:
@@ -368,11 +317,7 @@ def test_a_workload_that_reads_its_words_itself_has_all_of_them() -> None:
     [
         ("--time-limit 0", "argument --time-limit: '0' is no time to run for"),
         ("--time-limit 0:00:00", "argument --time-limit: '0:00:00' is no time to run for"),
-        ("--log-dir=", "argument --log-dir: the path is empty"),
-        ("--config=", "argument --config: the path is empty"),
-        ("--checkpoint-dir=", "argument --checkpoint-dir: the path is empty"),
-        ("--metrics=", "argument --metrics: the path is empty"),
-        ("--data-dir=", "argument --data-dir: the path is empty"),
+        *[(f"--{name}=", f"argument --{name}: the path is empty") for name in ("log-dir", "config", "checkpoint-dir")],
         ("--resume=", "argument --resume: the path is empty"),
     ],
 )
@@ -403,8 +348,3 @@ def test_a_main_that_does_not_say_what_it_takes_is_told() -> None:
     del main.__annotations__["options"]
     with pytest.raises(UsageError, match=r"main\(run, options\) does not say what it takes; write options: Settings"):
         bound(main, SimpleNamespace(workload="work.mine"), given_in([]))
-
-
-def test_torch_is_not_imported() -> None:
-    code = "import sys, runner.training.settings, runner.options.command; sys.exit('torch' in sys.modules)"
-    ok(run(sys.executable, "-c", code))

@@ -30,37 +30,35 @@ def call(number: int, name: str = "all_reduce of 4", *, over: bool = False, grou
     )
 
 
-def test_a_rank_that_is_missing_from_a_collective_is_named() -> None:
-    found = {rank: [call(58)] for rank in (0, 2, 3)} | {1: [call(57, "broadcast of 2 x 3", over=True)]}
-    assert lines(found) == [
-        "process group default_pg: ranks 0, 2-3 in collective 58 (all_reduce of 4); "
-        "rank 1 done with collective 57 (broadcast of 2 x 3); missing: rank 1"
-    ]
-
-
-def test_different_calls_are_named() -> None:
-    assert lines({0: [call(9)], 1: [call(9, "broadcast of 4")]}) == [
-        "process group default_pg: rank 0 in collective 9 (all_reduce of 4); rank 1 in collective 9 (broadcast of 4); "
-        "these are different calls"
-    ]
-    assert lines({0: [call(9)], 1: [call(9)]}) == [
-        "process group default_pg: ranks 0-1 in collective 9 (all_reduce of 4)"
-    ]
-
-
-def test_only_groups_in_which_a_rank_waits_are_shown_with_their_ranks() -> None:
-    found = {
-        0: [call(3, over=True), call(0, "recv of 8", group="01")],
-        1: [call(3, over=True), call(0, "", over=True, group="01")],
-        2: [call(3, over=True), call(5, over=True, group="23")],
-    }
-    assert lines(found) == ["process group mesh_tp of ranks 0-1: rank 0 in recv of 8; rank 1 in no collective yet"]
-
-
-def test_a_rank_that_has_called_nothing_is_missing() -> None:
-    assert lines({0: [call(1)], 1: [call(0, "", over=True)]})[0].endswith(
-        "rank 1 in no collective yet; missing: rank 1"
-    )
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (
+            {rank: [call(58)] for rank in (0, 2, 3)} | {1: [call(57, "broadcast of 2 x 3", over=True)]},
+            "default_pg: ranks 0, 2-3 in collective 58 (all_reduce of 4); "
+            "rank 1 done with collective 57 (broadcast of 2 x 3); missing: rank 1",
+        ),
+        (
+            {0: [call(9)], 1: [call(9, "broadcast of 4")]},
+            "default_pg: rank 0 in collective 9 (all_reduce of 4); rank 1 in collective 9 (broadcast of 4); "
+            "these are different calls",
+        ),
+        (
+            {0: [call(1)], 1: [call(0, "", over=True)]},
+            "default_pg: rank 0 in collective 1 (all_reduce of 4); rank 1 in no collective yet; missing: rank 1",
+        ),
+        (  # only groups in which a rank waits are shown
+            {
+                0: [call(3, over=True), call(0, "recv of 8", group="01")],
+                1: [call(3, over=True), call(0, "", over=True, group="01")],
+                2: [call(3, over=True), call(5, over=True, group="23")],
+            },
+            "mesh_tp of ranks 0-1: rank 0 in recv of 8; rank 1 in no collective yet",
+        ),
+    ],
+)
+def test_which_ranks_are_in_which_call(found: dict[int, list[Call]], told: str) -> None:
+    assert lines(found) == [f"process group {told}"]
 
 
 def test_a_rank_that_does_not_answer_is_named_where_it_belongs() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from runner.guard import rank
-from runner.guard.decision import SILENTLY
-from runner.guard.link.messages import Done, Returned
+from runner.guard.link.messages import Done
 from runner.guard.link.peers import Restarts
 from runner.guard.rank import Ending
 from runner.guard.settings import Words
@@ -94,20 +93,6 @@ def test_who_is_caused_to_leave_is_not_named(monkeypatch: pytest.MonkeyPatch) ->
     assert concluded(scene, monkeypatch, status=3 << 8) == 3
     assert scene.said == []
     assert len(scene.waits) == 1
-
-
-def test_without_a_line_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
-    scene.peers.are_reached = False
-    assert concluded(scene, monkeypatch, status=0) == 0
-    assert scene.waits == []
-    assert scene.told == [Returned(0, SILENTLY)]
-
-
-def test_a_library_that_ends_it_before_the_rendezvous_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene()
-    assert concluded(scene, monkeypatch, status=16 << 8, has_met=False) == 16
-    assert scene.said == ["not met (16)"]
 
 
 def test_it_stays_until_all_have_ended_well_and_says_once_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

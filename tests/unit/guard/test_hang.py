@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +20,6 @@ from runner.guard.hang.stacks import Inside
 from runner.guard.link.messages import Reason
 from runner.guard.report.board import Board
 from runner.guard.settings import Watched
-from runner.training.preemption import Preemption
 
 OWN = Path(stacks.__file__).parents[2]  # the runner's folder
 
@@ -50,43 +47,23 @@ def patience_of(board: Board, hang_after: float, requests: Any = None, **limits:
     return Patience(os.getpid, board, watched, requests)
 
 
-@pytest.fixture
-def file() -> Iterator[IO[Any]]:
-    """That worker and guard share."""
-    with stacks.new_file() as made:
-        yield made
+def hang_of(found: dict[int, str | None], *reasons: Reason, rank: int = 0) -> Hang:
+    """A hang of ranks with these stacks. The reasons are those of a rank and of the ranks after it."""
+    hang = Hang(lambda: pytest.fail("a worker is looked at"))
+    hang.stacks, hang.reasons = found, dict(enumerate(reasons, rank))
+    return hang
 
 
-@pytest.fixture
-def child(file: IO[Any]) -> Iterator[int]:
-    """A process that shows its stacks."""
-    out, ready = os.pipe()
-    process = os.fork()
-    if process == 0:
-        stacks.let_show(file)
-        os.write(ready, b"r")
-        time.sleep(60)
-        os._exit(0)
-    os.read(out, 1)
-    yield process
-    os.close(out)
-    os.close(ready)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-
-
-def test_the_rank_that_others_wait_for_is_named(file: IO[Any]) -> None:
-    hang = Hang(lambda: (0, file))
-    hang.stacks = {0: WAITING, 1: SLEEPING, 2: WAITING, 3: WAITING}
-    hang.reasons = {2: SLOW}
+def test_the_rank_that_others_wait_for_is_named() -> None:
+    hang = hang_of({0: WAITING, 1: SLEEPING, 2: WAITING, 3: WAITING}, SLOW, rank=2)
     lines = hang.report(range(4), {0: "a", 1: "b", 2: "b"}).splitlines()
     assert lines[0] == (
         "no progress for 30 s, after step 7: rank 1 on host b in load (train.py:14); ranks 0, 2-3 waiting in all_reduce, "
         "called in <module> (train.py:31)"
     )
     assert hang.fix("go on with --resume") == "if it is only slow, allow more with --hang-timeout; go on with --resume"
-    hang.reasons = {2: Reason("no progress for 1500 s, while it saves", option="--collective-timeout")}
-    assert hang.fix("") == "if it is only slow, allow more with --collective-timeout"
+    saves = hang_of({}, Reason("no progress for 1500 s, while it saves", option="--collective-timeout"))
+    assert saves.fix("") == "if it is only slow, allow more with --collective-timeout"
     assert lines[1] == "ranks 0, 2-3, most recent call first:"
     assert lines[5:] == [
         "rank 1, most recent call first:",
@@ -107,21 +84,14 @@ IN_A_LAUNCH = f"""Current thread 0x00007e (most recent call first):
 """
 
 
-def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any]) -> None:
+def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed() -> None:
     """A collective returns at once there: they wait at the next sync, or where no more kernels can be launched."""
-    hang = Hang(lambda: (0, file))
-    hang.stacks = {0: AT_A_SYNC, 1: SLEEPING, 2: AT_A_SYNC}
-    hang.reasons = dict.fromkeys(range(3), SLOW)
-    assert (
-        hang.report(range(3))
-        .splitlines()[0]
-        .endswith("rank 1 in load (train.py:14); ranks 0, 2 waiting in gather, called in main (train.py:31)")
-    )
+    hang = hang_of({0: AT_A_SYNC, 1: SLEEPING, 2: AT_A_SYNC}, SLOW, SLOW, SLOW)
+    first = hang.report(range(3)).splitlines()[0]
+    assert first.endswith("rank 1 in load (train.py:14); ranks 0, 2 waiting in gather, called in main (train.py:31)")
     assert hang.late == [1]
 
-    hang = Hang(lambda: (0, file))
-    hang.stacks = {0: AT_A_SYNC, 1: SLEEPING, 2: IN_A_LAUNCH, 3: IN_A_LAUNCH}
-    hang.reasons = dict.fromkeys(range(4), SLOW)
+    hang = hang_of({0: AT_A_SYNC, 1: SLEEPING, 2: IN_A_LAUNCH, 3: IN_A_LAUNCH}, SLOW, SLOW, SLOW, SLOW)
     ahead = Call(group="0", number=9, name="all_reduce", is_over=False)
     hang.calls = {0: [ahead], 1: [Call(group="0", number=8, name="all_reduce")], 2: [ahead], 3: []}
     first = hang.report(range(4)).splitlines()[0]
@@ -129,37 +99,22 @@ def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed(file: IO[Any])
     assert hang.late == [1, 3]  # the second has not said in which collective it is
 
 
-def test_a_rank_that_is_stopped_is_named_wherever_it_is(file: IO[Any]) -> None:
-    hang = Hang(lambda: (0, file))
-    hang.stacks = {0: WAITING, 1: WAITING}
-    hang.reasons = {0: SLOW, 1: Reason("stopped by a signal (SIGSTOP) for 10 s", is_stopped=True)}
+def test_a_rank_that_is_stopped_is_named_wherever_it_is() -> None:
+    hang = hang_of({0: WAITING, 1: WAITING}, SLOW, Reason("stopped by a signal", is_stopped=True))
     first = hang.report(range(2)).splitlines()[0]
-    assert first.startswith(
-        "stopped by a signal (SIGSTOP) for 10 s: rank 1 in all_reduce, called in <module> (train.py:31); "
-    )
-    assert "rank 0 waiting in" in first
+    place = "in all_reduce, called in <module> (train.py:31)"
+    assert first == f"stopped by a signal: rank 1 {place}; rank 0 waiting {place}"
     assert hang.fix("") == ""
 
 
-def test_a_rank_whose_guard_does_not_answer_is_named_with_its_host(file: IO[Any]) -> None:
-    hang = Hang(lambda: (0, file))
-    hang.stacks = {0: WAITING, 5: ""}
-    hang.reasons = {0: SLOW}
+def test_a_rank_whose_guard_does_not_answer_is_named_with_its_host() -> None:
+    hang = hang_of({0: WAITING, 5: ""}, SLOW)
     text = hang.report(range(6), {0: "a", 1: "b", 2: "b", 3: "b", 4: "c"}, {0, 1, 3, 4})
     assert text.startswith(
         f"{SLOW.text}: ranks 1, 3 on host b have not answered; rank 2 on host b has ended; rank 4 on host c has not answered; "
         "rank 5 in a place that it does not show; rank 0 waiting in all_reduce"
     )
     assert hang.late == [1, 2, 3, 4]
-
-
-def test_a_process_shows_where_it_is_also_when_it_was_stopped(child: int, file: IO[Any]) -> None:
-    for stop in (False, True):
-        if stop:
-            os.kill(child, signal.SIGSTOP)
-        frames = stacks.main_thread(stacks.take(child, file))
-        assert frames[0].function == "child", frames
-        assert not stacks.waits(frames)
 
 
 class Clock:
@@ -286,18 +241,12 @@ def test_before_the_training_a_call_of_torch_distributed_is_bounded_and_preparin
     answers.append(Answer([Call(group="0", number=1, name="barrier", is_over=False)], inside=9))
     assert not any(clock.watch(patience, 55))
     assert clock.watch(patience, 10)[-1] == Reason("no progress for 60 s, in a collective")
-    assert "NCCL_SOCKET_IFNAME" in _fix_of(connecting)
-    assert "NCCL_SOCKET_IFNAME" not in _fix_of(SLOW)
+    assert "NCCL_SOCKET_IFNAME" in hang_of({}, connecting).fix("")
+    assert "NCCL_SOCKET_IFNAME" not in hang_of({}, SLOW).fix("")
 
 
 @pytest.mark.parametrize(
-    ("file_name", "function"),
-    [
-        ("backends/exchange.py", "load"),
-        ("starting/dispatch.py", "load"),
-        ("training/step_metrics.py", "gather"),
-        ("rendezvous/x.py", "f"),
-    ],
+    ("file_name", "function"), [("backends/exchange.py", "load"), ("training/step_metrics.py", "gather")]
 )
 def test_a_users_folder_called_runner_is_the_users(file_name: str, function: str) -> None:
     name = f"/home/me/runner/{file_name}"
@@ -319,13 +268,6 @@ def test_the_runners_files_that_stacks_are_searched_for_are_there() -> None:
         assert not file.startswith(stacks.PACKAGE) or Path(file).exists(), file
     for file, function in stacks._SYNCS:
         assert not file.startswith(stacks.PACKAGE) or f"def {function}(" in Path(file).read_text(), file
-
-
-def _fix_of(reason: Reason) -> str:
-    with stacks.new_file() as file:
-        hang = Hang(lambda: (0, file))
-        hang.begin(reason)
-        return hang.fix("")
 
 
 def test_a_wait_for_other_ranks_is_one_call_for_as_long_as_it_lasts() -> None:
@@ -375,55 +317,6 @@ def test_a_script_makes_progress_by_its_collectives(monkeypatch: pytest.MonkeyPa
     is_silent[0] = False
     assert clock.watch(patience, 16)[-1] == Reason("no progress for 60 s, in a collective")
     assert len(asked) < 300  # not at each look
-
-
-def checkpoints() -> Any:
-    """Checkpoints that have taken no time and are never due."""
-    return SimpleNamespace(longest_seconds=0.0, spent_seconds=0.0, time_is_due=lambda: False)
-
-
-@pytest.mark.parametrize(("steps", "seconds"), [(3, 1.0), (1000, 0.001)])
-def test_signals_are_noticed_from_the_first_steps_on_and_where_calls_become_slow(
-    steps: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after fast steps the batches of an evaluation, or the other way round."""
-    clock, run = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True)
-    preemption = Preemption(cast(Any, run), checkpoints(), None)
-    for _ in range(steps):
-        clock.now += seconds
-        assert not preemption.ends()
-    preemption.agree(now=True)
-    preemption.receive(signal.SIGUSR1, None)
-    clock.now += 1.0
-    assert [preemption.ends() for _ in range(2)] == [True] * 2  # from then on
-    assert preemption.reason == "SIGUSR1"
-
-
-@pytest.mark.parametrize(("least", "until"), [(60, 940), (400, 600)])
-def test_before_the_time_limit_there_is_time_for_a_step_and_a_checkpoint_as_long_as_the_longest(
-    least: float, until: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, run, saves = Clock(monkeypatch), SimpleNamespace(size=1, is_main=True), checkpoints()
-    began = clock.now
-
-    def steps(preemption: Preemption, seconds: float) -> float:
-        """Make steps until it is to end; when that is."""
-        while not preemption.reason:
-            clock.now += seconds
-            preemption.agree(now=True)
-        return clock.now - began
-
-    preemption = Preemption(cast(Any, run), saves, 1000.0, least)
-    clock.now += 300  # the first step compiles
-    preemption.agree(now=True)
-    assert until <= steps(preemption, 10.0) <= until + 10
-
-    clock.now = began
-    preemption = Preemption(cast(Any, run), saves, 1000.0, least)
-    preemption.agree(now=True)
-    clock.now += 400  # a checkpoint, written in the background for the most part
-    saves.longest_seconds, saves.spent_seconds = 300.0, 400.0
-    assert min(until, 628) <= steps(preemption, 10.0) <= min(until, 628) + 10  # 1000 - 1.2 (300 + 10)
 
 
 def test_after_a_checkpoint_the_phase_before_goes_on() -> None:

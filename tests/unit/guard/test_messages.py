@@ -44,23 +44,7 @@ def test_all_messages_go_through_json() -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [
-        None,
-        {},
-        [],
-        "Left",
-        [1, "Left"],
-        [1, "Left", None],
-        [None, "Left", {}],
-        [1, ["Left"], {}],
-        [1, "Other", {}],
-        [1, "Done", {}],
-        [1, "Done", {"attempt": 1, "rank": 2}],
-        [1, "Hung", {"failure": {"rank": 3}}],
-        [1, "Hung", {"failure": 3}],
-        [1, "Stacks", {"attempt": 0, "text": None, "calls": [{}]}],
-        [1, "Stacks", {"attempt": 0, "text": None, "calls": None}],
-    ],
+    [None, [1, "Other", {}], [1, "Done", {}], [1, "Done", {"attempt": 1, "rank": 2}], [1, "Hung", {"failure": {}}]],
 )
 def test_other_content_counts_as_a_sign_of_life(sent: object) -> None:
     assert unpacked(sent) == (0, messages.Alive())

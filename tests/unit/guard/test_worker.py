@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,15 +54,6 @@ def test_a_worker_that_is_to_end_is_late_also_if_it_meets_the_others_meanwhile(w
     worker.end(70, 0.0)
     worker.complete_rendezvous()
     assert worker.is_late()
-
-
-def test_a_group_with_processes_is_ended(worker: Worker, child: subprocess.Popen[bytes]) -> None:
-    worker.process = child.pid
-    worker.look_at_group()
-    threading.Thread(target=child.wait).start()  # the importer reaps
-    worker.end_group()
-    with pytest.raises(ProcessLookupError):
-        os.killpg(child.pid, 0)
 
 
 def test_a_group_that_was_empty_is_not_ended_later(worker: Worker, child: subprocess.Popen[bytes]) -> None:
