@@ -36,47 +36,41 @@ def test_kinds(folder: Path) -> None:
     assert find("no.init.work").path == folder / "no" / "init" / "work.py"
 
 
+WORKLOAD = "import torch\n\ndef main(run, argv):\n    pass\n"
+UNCALLED = r"defines main\(run, argv\) and never calls it: it is a workload, so say"
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("path", "text", "words", "message"),
     [
-        ("workloads.mnits", "did you mean workloads.mnist"),
-        ("mnist", r"unknown target 'mnist' \(did you mean workloads.mnist\?\)"),
-        ("explian", "did you mean explain"),
-        ("trian.py", r"no script trian.py in .* \(did you mean train.py\?\)"),
-        ("no/such/folder/x.py", "no script no/such/folder/x.py"),
-        ("workloads.models.convnets", "-m workloads.models.convnets"),
+        ("train.py", "", "workloads.mnits", "did you mean workloads.mnist"),
+        ("train.py", "", "mnist", r"unknown target 'mnist' \(did you mean workloads.mnist\?\)"),
+        ("train.py", "", "explian", "did you mean explain"),
+        ("train.py", "", "trian.py", r"no script trian.py in .* \(did you mean train.py\?\)"),
+        ("train.py", "", "no/such/folder/x.py", "no script no/such/folder/x.py"),
+        ("train.py", "", "workloads.models.convnets", "-m workloads.models.convnets"),
+        ("train.py", "", "-m package.work", r"no module named package\.work; it is looked for in "),
+        ("w.py", WORKLOAD, "w.py", rf"^w.py {UNCALLED} w: python -m runner w$"),
+        ("a/b/w.py", WORKLOAD, "a/b/w.py", "so say a.b.w: python -m runner a.b.w$"),
+        ("a.b/w.py", WORKLOAD, "a.b/w.py", "so say w, in its folder: cd .*/a.b; python -m runner w$"),
+        ("w.py", f"import torch\ntorch.manual_seed(0)\n{WORKLOAD}", "w.py", "so say w: "),
+        ("w.py", "", "-m workloads.mnist", r"main\(run, options\) and never calls it.* say workloads.mnist without -m"),
+        ("ddp.py", "import torch\ntorch.zeros(1)\n", "ddp", r"has no main\(run, argv\).*; did you mean ddp.py\?"),
+        (
+            "ddp.py",
+            "def main(): ...\nmain()\n",
+            "ddp",
+            r"has main\(\) and no main\(run, argv\).*; did you mean ddp.py\?",
+        ),
+        ("w.py", "def main(run, argv):\n    return (\n", "w", "w.py:2: "),
     ],
 )
-def test_a_wrong_target_is_told_with_near_matches(folder: Path, name: str, message: str) -> None:
-    (folder / "train.py").write_text("")
-    with pytest.raises(UsageError, match=message):
-        find(name)
-
-
-WORKLOAD = "import torch\n\ndef main(run, argv):\n    pass\n"
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "message"),
-    [
-        ("mywork.py", WORKLOAD, r"^mywork.py defines main\(run, argv\) and never calls it: it is a workload, so say mywork: python -m runner mywork$"),
-        ("jobs/deep/mywork.py", WORKLOAD, "so say jobs.deep.mywork: python -m runner jobs.deep.mywork$"),
-        ("my.jobs/mywork.py", WORKLOAD, "so say mywork, in its folder: cd .*/my.jobs; python -m runner mywork$"),
-        ("seeded.py", "import torch\ntorch.manual_seed(0)\n" + WORKLOAD, "so say seeded: "),
-    ],
-)  # fmt: skip
-def test_a_workload_given_as_a_script_is_refused(folder: Path, path: str, text: str, message: str) -> None:
+def test_a_wrong_target_is_told(folder: Path, path: str, text: str, words: str, message: str) -> None:
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_text(text)
+    *form, name = words.split()
     with pytest.raises(UsageError, match=message):
-        find(path)
-
-
-def test_a_workload_given_as_a_module_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"main\(run, options\) and never calls it.* say workloads.mnist without -m: python -m runner"
-    ):
-        find("workloads.mnist", form="-m")
+        find(name, form="".join(form))
 
 
 @pytest.mark.parametrize(
@@ -95,19 +89,6 @@ def test_a_script_that_does_something_stays_one(folder: Path, text: str) -> None
     (folder / "train.py").write_text(text)
     assert find("train.py").kind == "script"
     assert find("train", form="-m").kind == "module"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("import torch\ntorch.zeros(1)\n", r"has no main\(run, argv\).*; did you mean ddp.py\?"),
-        ("def main():\n    ...\nmain()\n", r"has main\(\) and no main\(run, argv\).*; did you mean ddp.py\?"),
-    ],
-)
-def test_a_script_named_without_its_ending_is_no_workload(folder: Path, text: str, message: str) -> None:
-    (folder / "ddp.py").write_text(text)
-    with pytest.raises(UsageError, match=message):
-        find("ddp")
 
 
 @pytest.mark.parametrize(
@@ -132,17 +113,6 @@ def test_what_is_far_is_not_suggested(folder: Path) -> None:
     assert "acc" not in str(told.value)
     with pytest.raises(UsageError, match=r"no script ddp.py in \S+$"):
         find("ddp.py")
-
-
-def test_a_wrong_module_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"no module named package\.work; it is looked for in "):
-        find("package.work", form="-m")
-
-
-def test_a_workload_with_an_error_in_its_text_is_told_with_the_line(folder: Path) -> None:
-    (folder / "broken.py").write_text("def main(run, argv):\n    return (\n")
-    with pytest.raises(UsageError, match=r"broken.py:2: "):
-        find("broken")
 
 
 def test_the_digest_is_of_the_content(folder: Path) -> None:

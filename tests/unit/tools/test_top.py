@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from runner.guard.report.rank_state import RankState, parse, read_states
+from runner.guard.report.rank_state import RankState, read_states
 from runner.tools.tables.table import Column, fitting
-from runner.tools.top.verdicts import STATUSES, Overview, facts, judge, overview
+from runner.tools.top.verdicts import Overview, judge, overview
 from runner.tools.top.view import head, table
 
 NOW = 1_763_841_600.0
@@ -136,36 +132,6 @@ def test_a_job_that_has_ended_no_longer_takes_time() -> None:
     ended = [state(rank, phase="ended", exit_code=0, step=600, time=NOW - 300) for rank in range(4)]
     shown = overview_of(ended)
     assert (shown.seconds, shown.step, shown.steps_per_second, shown.counts) == (300, 600, None, {"ended": 4})
-
-
-values: dict[str, st.SearchStrategy[Any]] = {
-    "int": st.integers(0, 9),
-    "int | None": st.none() | st.integers(0, 9),
-    "float | None": st.none() | st.floats(-1e9, 1e12),
-    "str | None": st.none() | st.text(),
-    "tuple[str, ...]": st.lists(st.text()),
-}
-fields = st.fixed_dictionaries({}, optional={one.name: values[str(one.type)] for one in dataclasses.fields(RankState)})
-
-
-@given(st.lists(fields, max_size=4))
-@example([{"host": "0" * 18 + "\x1b"}, {}])
-@example([{"started": 0, "time": -61.0}])
-def test_whatever_is_in_the_files_all_ranks_are_judged_and_shown(files: list[dict[str, Any]]) -> None:
-    files = [file | {"size": len(files)} for file in files]
-    states = [parse(rank, json.dumps(file)) for rank, file in enumerate(files)]
-    verdicts = judge(states, NOW)
-    assert sorted(one.rank for one in verdicts) == list(range(len(files)))
-    order = [STATUSES.index(one.status) for one in verdicts]
-    assert order == sorted(order)
-    json.dumps(facts(verdicts, NOW), allow_nan=False)
-    assert all(len(line) <= 80 for line in drawn(states, 80))
-
-
-@given(st.permutations(range(6)))
-def test_the_order_of_the_files_does_not_matter(order: list[int]) -> None:
-    states = job(state(1, 6, step_seconds=2.0), state(4, 6, time=NOW - 99), state(5, 6, exit_code=3), size=6)
-    assert judge([states[number] for number in order], NOW) == judge(states, NOW)
 
 
 def test_states_are_read_from_a_folder(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.base.errors import UsageError
@@ -21,11 +20,9 @@ from workloads.models.llama import (
     KeyValueCache,
     Llama,
     LlamaConfig,
-    choose,
     continuation,
     flops_per_token,
     parameter_count,
-    rotary_table,
 )
 from workloads.models.llama_weights import read, read_config
 
@@ -128,53 +125,6 @@ def test_a_token_changes_nothing_before_it(dtype: torch.dtype) -> None:
     assert (before[:, 7:] != after[:, 7:]).any(dim=-1).all()
 
 
-def test_grouped_queries_are_heads_with_equal_keys_and_values() -> None:
-    grouped = made()
-    config = replace(DEBUG, num_key_value_heads=DEBUG.num_attention_heads)
-    times = DEBUG.num_attention_heads // DEBUG.num_key_value_heads
-    weights = {}
-    for name, weight in grouped.state_dict().items():
-        is_shared = "k_proj" in name or "v_proj" in name
-        heads = weight.view(-1, config.head_dim, config.hidden_size) if is_shared else weight
-        weights[name] = heads.repeat_interleave(times, dim=0).flatten(0, 1) if is_shared else weight
-    whole = made(config)
-    whole.load_state_dict(weights)
-    torch.testing.assert_close(whole(some_tokens()), grouped(some_tokens()), rtol=1e-12, atol=1e-12)
-
-
-def test_halves_compose_to_the_whole() -> None:
-    """Pipeline stages: what is elsewhere is replaced by a module that returns its first argument."""
-    whole, first, second = made(), made(), made()
-    for layer in (2, 3):
-        first.model.layers[layer] = PassThrough()
-    first.model.norm, first.lm_head = PassThrough(), PassThrough()
-    for layer in (0, 1):
-        second.model.layers[layer] = PassThrough()
-    second.model.embed_tokens = PassThrough()
-    expected = whole(some_tokens())
-    hidden = first(some_tokens())
-    assert hidden.shape == (2, 12, DEBUG.hidden_size)
-    assert torch.equal(second(hidden), expected)
-
-    caches = first.new_caches(), second.new_caches()
-    parts = [second(first(part, caches[0]), caches[1]) for part in some_tokens().split(5, dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_tensor_parallel_attention_is_a_sum_over_heads() -> None:
-    """Half of the heads in each, as columns of q, k and v and rows of o."""
-    attention, x = made().model.layers[0].self_attn, torch.randn(2, 12, DEBUG.hidden_size, dtype=torch.float64)
-    table = rotary_table(DEBUG, x.device, x.dtype)
-    halves = []
-    for half in (0, 1):
-        part = made().model.layers[0].self_attn
-        for name, dim in (("q_proj", 0), ("k_proj", 0), ("v_proj", 0), ("o_proj", 1)):
-            weight = getattr(attention, name).weight.chunk(2, dim)[half]
-            getattr(part, name).weight = nn.Parameter(weight.contiguous())
-        halves.append(part(x, *table))
-    torch.testing.assert_close(halves[0] + halves[1], attention(x, *table), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at that of a layer's input
 def test_a_compiled_layer_is_one_graph() -> None:
     model = made(dtype=torch.float32)
@@ -224,28 +174,7 @@ def test_tied_weights_stay_one_parameter() -> None:
     assert model(some_tokens()).shape == (2, 12, DEBUG.hidden_size)
 
 
-def test_it_learns_a_sequence_and_continues_it() -> None:
-    model = made(dtype=torch.float32)
-    text = torch.tensor(list(b"the quick brown fox jumps over a dog"))[None]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(text[:, :-1])[0], text[0, 1:])
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.05
-    assert bytes(int(token) for token in generate(model, text[:, :6], 30)) == b"ick brown fox jumps over a dog"
-
-
 # ---- generation
-
-
-def test_greedy_with_a_cache_is_greedy_without() -> None:
-    model, tokens = made(), some_tokens(length=5)
-    with_cache = torch.stack(list(generate(model, tokens, 20)), dim=1)
-    for _ in range(20):
-        tokens = torch.cat((tokens, choose(model(tokens)[:, -1], temperature=0.0)[:, None]), dim=1)
-    assert with_cache.equal(tokens[:, 5:])
 
 
 @pytest.mark.parametrize("parts", [[12], [1] * 12, [5, 4, 3], [1, 10, 1]])
