@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import TensorDataset
 
@@ -15,6 +17,11 @@ from runner.training.data.source import Source, source_of
 from runner.training.settings import Settings
 
 EACH = 4
+
+
+def random_states() -> tuple[list[int], Any, str]:
+    """The states of the random numbers of torch, Python and NumPy."""
+    return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
 
 
 def plain(length: int) -> TensorDataset:

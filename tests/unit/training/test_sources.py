@@ -24,7 +24,7 @@ from runner.base.errors import UsageError
 from runner.training.data.feeds import order_of, reading_of, with_batch_of
 from runner.training.data.loading import Reading
 from runner.training.settings import Settings
-from tests.unit.training.shares import EACH, feed, plain, source, steps
+from tests.unit.training.shares import EACH, feed, plain, random_states, source, steps
 
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
 KEYS: Any = ["a", "b", "c", "d", "e", "f"]
@@ -226,14 +226,6 @@ def test_augmentation_depends_on_seed_place_and_rank_and_on_nothing_else() -> No
 
 
 def test_reading_a_batch_leaves_the_random_numbers_outside_as_they_were() -> None:
-    def drawn() -> tuple[float, float, float]:
-        return random.random(), float(numpy.random.rand()), float(torch.rand(()))
-
-    batches = feed(source(train_data=Noisy()), 0, 1, 4).batches(0, 0)
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
-    expected = drawn()
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    numpy.random.set_state(states[2])
+    batches, before = feed(source(train_data=Noisy()), 0, 1, 4).batches(0, 0), random_states()
     next(batches)
-    assert drawn() == expected
+    assert random_states() == before
