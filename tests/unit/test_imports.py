@@ -8,8 +8,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 from tests import sources
 from tests.launching import ROOT
 from tests.sources import tree
@@ -110,20 +108,6 @@ def changes_environment(node: ast.AST) -> bool:
         changing = node.attr in ("update", "setdefault", "pop", "popitem", "clear")
         return (changing and is_environ(node.value)) or ast.unparse(node) in ("os.putenv", "os.unsetenv")
     return False
-
-
-@pytest.mark.parametrize(
-    ("text", "changes"),
-    [
-        ("os.environ['A'] = 'b'", True),
-        ("del os.environ['A']", True),
-        ("os.environ |= more", True),
-        ("os.environ.update(more)", True),
-        ("values = os.environ | {'A': os.environ['B'], 'C': os.environ.get('D')}", False),
-    ],
-)
-def test_a_change_of_the_environment_is_seen(text: str, changes: bool) -> None:
-    assert any(map(changes_environment, ast.walk(ast.parse(text)))) == changes
 
 
 def test_the_environment_is_changed_in_one_place() -> None:

@@ -113,15 +113,11 @@ def test_words_of_a_command_line_give_the_values_that_they_were_made_of(values: 
 
 
 def test_the_command_line_is_before_the_file_and_the_file_before_the_defaults(config: Callable[[str], str]) -> None:
-    file = config('epochs = 3\nlr = 0.5\n[parallel]\nclip-norm = 2\n[runner]\ntime_limit = "1:00:00"\n')
+    file = config('\ufeffepochs = 3\r\nlr = 0.5\n[parallel]\nclip-norm = 2\n[runner]\ntime_limit = "1:00:00"\n')
     found = read("--lr", "0.25", file)
     assert (found.epochs, found.lr, found.clip_norm, found.momentum) == (3, 0.25, 2.0, 0.9)
     request = parse([file, "work", "--timeout", "5"], summaries())
     assert (request.job.time_limit, request.job.timeout) == (3600.0, 5.0)
-
-
-def test_a_file_that_was_written_on_windows_is_read(config: Callable[[str], str]) -> None:
-    assert read(config('\ufefftag = ["a"]\r\n')).tag == ("a",)
 
 
 def test_a_list_is_given_by_one_option_for_each_of_its_values(config: Callable[[str], str]) -> None:
@@ -129,11 +125,6 @@ def test_a_list_is_given_by_one_option_for_each_of_its_values(config: Callable[[
     assert read().tag == read("--tag", "a", "--no-tag").tag == ()
     file = config('tag = ["a", "b"]')
     assert (read(file).tag, read(file, "--tag", "c").tag) == (("a", "b"), ("c",))
-
-
-def test_a_switch_of_the_file_is_switched_off() -> None:
-    assert read("--compile").compile
-    assert not read("--compile", "--no-compile").compile
 
 
 @pytest.mark.parametrize(

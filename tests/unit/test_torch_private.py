@@ -71,11 +71,7 @@ OWN = {name for path in FILES for name in defined(tree(path))}
 @pytest.mark.parametrize(
     "text",
     [
-        "import torch._dynamo",
-        "from torch._C import ScriptModule",
         "from torch.distributed import _functional_collectives",
-        "torch._foreach_norm(parts)",
-        "mesh._flatten('data')",
         "self._unheard_of()",
         "getattr(model, '_compiled_call_impl')",
         "SOURCE = 'import sys; from torch._C import TCPStore'",

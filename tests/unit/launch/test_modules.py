@@ -51,13 +51,6 @@ def test_a_module_is_that_of_the_first_folder_that_has_it(
     assert capfd.readouterr().err == ""  # there is none of ours
 
 
-@pytest.mark.parametrize("form", ["workloads.py", "workloads/__init__.py", "workloads/helpers.py"])
-def test_ours_is_imported_where_the_first_has_no_such_module(folder: Path, form: str) -> None:
-    (folder / form).parent.mkdir(exist_ok=True)
-    (folder / form).write_text("raise ValueError('it was imported')\n")
-    assert import_workload("workloads.linear").__file__ == str(OURS / "linear.py")
-
-
 def test_a_folder_of_modules_goes_before_a_package_that_is_later_on_the_path(folder: Path) -> None:
     (folder / "workloads").mkdir()
     (folder / "workloads" / "beside.py").write_text("whose = 'theirs'\n")

@@ -37,7 +37,7 @@ def trained(optimizer: type[torch.optim.Optimizer], **options: object) -> tuple[
     ("optimizer", "options"),
     [
         (torch.optim.SGD, {"lr": 0.1}),
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.SGD, {"lr": numpy.float64(0.1), "momentum": 0.9}),
         (torch.optim.Adam, {}),
         (torch.optim.AdamW, {"lr": torch.tensor(0.1), "amsgrad": True}),
         (torch.optim.LBFGS, {"history_size": 3}),
@@ -108,16 +108,6 @@ def test_state_that_belongs_to_no_parameter_or_is_no_tensor_goes_through() -> No
     assert repr(its.state_dict()) == repr(optimizer.state_dict())
 
 
-def test_what_a_checkpoint_cannot_hold_is_refused_by_name() -> None:
-    model, optimizer = trained(torch.optim.SGD, lr=0.1)
-    optimizer.state[next(model.parameters())] = {"generator": torch.Generator()}
-    with pytest.raises(
-        UsageError, match=r"cannot hold optimizer\.0\.weight\.generator, which is of type Generator"
-    ) as caught:
-        state_of(model, optimizer)
-    assert caught.value.on_all_ranks
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -174,20 +164,9 @@ class _Stateless(torch.optim.SGD):
 )
 def test_an_optimizer_with_a_state_of_its_own_form_is_refused(kind: type[torch.optim.Optimizer], told: str) -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(UsageError, match=f"{kind.__name__}.state_dict.. {told}"):
+    with pytest.raises(UsageError, match=f"{kind.__name__}.state_dict.. {told}") as caught:
         state_of(model, kind(model.parameters(), lr=0.1))  # type: ignore[call-arg]
-
-
-def test_numbers_of_numpy_in_a_group_are_saved() -> None:
-    model = nn.Linear(2, 1)
-    made = torch.optim.SGD(model.parameters(), lr=0.1)
-    made.param_groups[0]["lr"] = numpy.float32(0.5)
-    state = state_of(model, made)
-    assert json.loads(json.dumps(state.groups))[0]["lr"] == 0.5
-    made.param_groups[0]["lr"] = numpy.float32(0.25)
-    load_state(model, made, state)
-    found = made.param_groups[0]["lr"]
-    assert (type(found), found) == (numpy.float32, 0.5)
+    assert caught.value.on_all_ranks
 
 
 @pytest.mark.parametrize("is_factory", [False, True])

@@ -40,17 +40,6 @@ def test_all_ranks_get_all_records_in_order(size: int) -> None:
         assert all(list(v.result().records) == wanted for v in visits)
 
 
-def test_the_listening_socket_lives_on() -> None:
-    """It becomes the store, so nothing may have closed or changed it."""
-    listener = listen(loopback=True)
-    with listener:
-        serve_records(listener, RankRecord(rank=0), 1, b"job", 1.0)
-        assert listener.getblocking()
-        with socket.create_connection(listener.getsockname(), timeout=5):
-            connection, _ = listener.accept()
-            connection.close()
-
-
 def test_another_jobs_rank_0_is_passed_by() -> None:
     ours, theirs = listen(loopback=True), listen(loopback=True)
     with ours, theirs, ThreadPoolExecutor(3) as pool:

@@ -120,14 +120,6 @@ def test_whatever_a_stranger_says_and_however_it_leaves(server: Any, pieces: lis
     stranger.close()
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.one_of(st.binary(max_size=300), st.just(b"[" * 50_000), st.just(b"null")), whole=st.booleans())
-def test_one_who_knows_the_key_and_talks_nonsense_ends_itself_only(server: Any, text: bytes, whole: bool) -> None:
-    with connect(socket.AF_INET, server, KEY, 2, 20.0) as client:
-        client.connection.sendall((struct.pack("!I", len(text)) if whole else b"") + os.urandom(32) + text)
-        assert goes_on(server)
-
-
 @pytest.mark.parametrize("rank", [0, 3, 77, 2**32 - 1])
 def test_a_rank_that_is_none_of_the_jobs_is_disconnected(server: Any, rank: int) -> None:
     with connect(socket.AF_INET, server, KEY, rank, 20.0) as client, pytest.raises((ProtocolError, OSError)):

@@ -227,10 +227,9 @@ def test_what_is_given_restricts_the_layouts() -> None:
     assert {one.options.pp_schedule for one in every(cluster, pp=2, pp_schedule="gpipe")} == {"gpipe"}
 
 
-@pytest.mark.parametrize(("plan", "tp", "expected"), [(PLAN, 3, r"tensor\(3\)"), (Plan(), 2, "Plan.tensor")])
-def test_where_no_layout_is_possible_the_first_reason_is_said(plan: Plan, tp: int, expected: str) -> None:
-    with pytest.raises(UsageError, match=f"no layout of 8 GPUs is possible: .*{expected}"):
-        candidates(Cluster(gpus=8, hosts=1), plan, ParallelSettings(), {"tp": tp}, batch=32)
+def test_where_no_layout_is_possible_the_first_reason_is_said() -> None:
+    with pytest.raises(UsageError, match=r"no layout of 8 GPUs is possible: .*Plan\.tensor"):
+        candidates(Cluster(gpus=8, hosts=1), Plan(), ParallelSettings(), {"tp": 2}, batch=32)
 
 
 @pytest.mark.needs("plan of sharded layers")

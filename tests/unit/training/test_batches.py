@@ -15,7 +15,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -129,12 +128,6 @@ def test_a_distributed_sampler_is_used_as_it_is() -> None:
         order_of(source(train_data=loaders[1]), 1, 4, Settings(batch_size=2))
 
 
-def test_a_sampler_with_replacement_is_the_users() -> None:
-    sampler = RandomSampler(plain(8), replacement=True, num_samples=20)
-    found = steps(source(train_data=DataLoader(plain(8), 2, sampler=sampler)), 2, 2)
-    assert [batch.all_samples for batch, _ in found] == [4] * 5
-
-
 class Endless:
     def __iter__(self) -> Iterator[int]:
         return itertools.cycle(range(8))
@@ -221,12 +214,6 @@ def test_evaluation_takes_what_a_loader_gives(data: st.DataObject) -> None:
     seen = seen_by_all(loader, size)
     assert len(seen) == len(set(seen)) == (len(kept) // 3 * 3 if drop_last else len(kept))
     assert set(seen) <= set(kept)
-
-
-def test_a_test_loader_that_gives_nothing_is_refused() -> None:
-    few = DataLoader(plain(5), 8, drop_last=True)
-    with pytest.raises(UsageError, match="5 samples on 1 data-parallel ranks are 5 each, less than one batch of 8"):
-        evaluated(few, 0, 1)
 
 
 def test_too_little_data_for_a_batch_is_told_with_the_arithmetic() -> None:

@@ -42,16 +42,13 @@ def log(run: LoggedRun, first: int, *losses: float, **last: float) -> None:
     logger.close()
 
 
-def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_settings(tmp_path: Path) -> None:
+    """That each step is there once tests/launched/test_loggers.py shows."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = run_of(tmp_path, f"tensorboard:{tmp_path / 'board'}")
-    log(run, 1, 3.0, 2.0, 1.0, accuracy=0.5)
-    time.sleep(1.1)  # the names of its files have the second
-    log(replace(run, step=2), 3, 1.5, 1.25)
+    log(run_of(tmp_path, f"tensorboard:{tmp_path / 'board'}"), 1, 3.0)
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 3.0), (2, 2.0), (3, 1.5), (4, 1.25)]
     assert "| data | digits |" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
 
 

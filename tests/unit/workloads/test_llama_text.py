@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from runner.base.errors import UsageError
-from runner.training.data.loading import IndexedFeed, Reading
-from runner.training.data.orders import ShuffledOrder
-from workloads.data.text import Windows, standard_library, windows
+from workloads.data.text import standard_library, windows
 
 
 def test_windows_of_a_file(tmp_path: Path) -> None:
@@ -28,14 +25,6 @@ def test_windows_of_a_file(tmp_path: Path) -> None:
     inputs, targets = train[[0, 2]]
     assert inputs[:, 0].tolist() == [0, 18]
     assert targets.is_contiguous()
-
-
-def test_windows_are_loaded_by_whole_batches() -> None:
-    data = Windows(torch.arange(101, dtype=torch.uint8), 10)
-    order = ShuffledOrder(len(data), 0, 1, 5, seed=0, drop_last=True)
-    batches = [batch.value for batch in IndexedFeed(data, order, Reading(), default_collate).batches(0, 0)]
-    assert [inputs.shape for inputs, _ in batches] == [(5, 10), (5, 10)]
-    assert sorted(int(inputs[0]) for batch, _ in batches for inputs in batch) == list(range(0, 100, 10))
 
 
 def test_the_standard_library_is_text_without_its_tests() -> None:
