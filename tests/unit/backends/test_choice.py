@@ -72,21 +72,20 @@ def test_the_backend_on_cpus(wanted: str, changes: dict[str, str], backend: str,
     assert why in chosen.backend_why
 
 
+def on_gpus(device: str) -> Job:
+    on_cpus = job(threads=1)
+    return replace(on_cpus, placements=(replace(on_cpus.placement, device=device, device_index=0),) * 2)
+
+
 def test_the_backend_on_gpus() -> None:
-    on_cpus = job(threads=1)
-    on_gpu = replace(on_cpus.placement, device="cuda", device_index=0)
-    on_gpus = replace(on_cpus, placements=(on_gpu, on_gpu))
-    chosen = with_backend(on_gpus, "auto")
+    chosen = with_backend(on_gpus("cuda"), "auto")
     assert (chosen.backend, chosen.backend_why) == ("nccl", "for GPUs")
-    assert "through pinned memory of the host" in with_backend(on_gpus, "mpi4py").backend_why
-
-
-def test_the_backend_on_intels_gpus() -> None:
-    on_cpus = job(threads=1)
-    on_gpu = replace(on_cpus.placement, device="xpu", device_index=0)
-    on_gpus = replace(on_cpus, placements=(on_gpu, on_gpu))
-    assert with_backend(on_gpus, "auto").backend == "xccl"
+    assert "through pinned memory of the host" in with_backend(on_gpus("cuda"), "mpi4py").backend_why
+    assert with_backend(on_gpus("xpu"), "auto").backend == "xccl"
     assert with_host_memory("xccl") == "cpu:gloo,xpu:xccl"
-    assert "Intel" in backends()["mpi4py"].unavailable_reason(on_gpus)
-    assert "no GPU is used" in backends()["nccl"].unavailable_reason(on_gpus)
-    assert "Intel" in backends()["xccl"].unavailable_reason(on_cpus)
+    for backend, there, why in (
+        ("mpi4py", on_gpus("xpu"), "Intel"),
+        ("nccl", on_gpus("xpu"), "no GPU is used"),
+        ("xccl", job(threads=1), "Intel"),
+    ):
+        assert why in backends()[backend].unavailable_reason(there)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -86,12 +87,6 @@ def test_of_the_answers_to_the_guard(
     """NCCL's recorder asks the device. A program that has used no GPU so far gets no context by that."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_used_it)
     monkeypatch.setattr(flight_recorder, "last_calls", list)
-    assert _in_thread(lambda: (flight_recorder._calls_on("cuda:1"), cuda.current_device())) == ([], expected)
-
-
-def _in_thread(work: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join(60)
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: (flight_recorder._calls_on("cuda:1"), cuda.current_device())).result(60)
+    assert found == ([], expected)

@@ -15,7 +15,7 @@ from torch import nn
 from runner.base.errors import UsageError
 from runner.parallel.json_codec import decode, encode
 from runner.parallel.state import StateDict, load_state, room_for, state_of
-from runner.parallel.task import Task
+from tests.unit.parallel.test_trainer import task
 
 
 def trained(optimizer: type[torch.optim.Optimizer], **options: object) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -181,13 +181,7 @@ def test_a_compiled_model_has_its_own_names_and_is_compiled(is_factory: bool) ->
         inner: Any = torch.compile(nn.Linear(2, 2), backend=backend)
         return torch.compile(nn.Sequential(inner), backend=backend)  # type: ignore[return-value]
 
-    task = Task(
-        model=make if is_factory else make(),
-        loss=nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        train_data=torch.utils.data.TensorDataset(torch.ones(2, 2), torch.ones(2, 2)),
-    )
-    model = task.build(torch.device("cpu"), torch.float32)
+    model = task(make if is_factory else make()).build(torch.device("cpu"), torch.float32)
     assert list(model.state_dict()) == ["0.weight", "0.bias"]
     model(torch.ones(1, 2))
     assert graphs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.records.records import Records
 from runner.rendezvous.records.topology import Host, Topology
 from runner.rendezvous.transport.control_channel import ControlChannel
-from runner.rendezvous.transport.endpoint import Endpoint, listen, port_of
+from runner.rendezvous.transport.endpoint import Endpoint, listen
 from runner.tools.doctor.examine import Check, Team, Verdict, examine, ok
 
 
@@ -82,20 +81,8 @@ def test_a_rank_that_is_late_comes_back() -> None:
 
 
 def test_rank_0_gone_is_an_error() -> None:
-    listener = listen(loopback=True)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ControlChannel, 0, 2, _at(listener, held=True), "token")
-        with ControlChannel(1, 2, _at(listener), "token") as second:
-            with first.result():
-                pass  # it ends
-            with pytest.raises(RendezvousError, match="rank 0 answers no more"):
-                second.gather("a", 1, 5.0)
-    listener.close()
-
-
-def _at(listener: socket.socket, *, held: bool = False) -> Endpoint:
-    own = listener if held else None
-    return Endpoint(host="127.0.0.1", port=port_of(listener), interface="lo", way="file", key=b"key", listener=own)
+    _, error = together(2, lambda channel: channel.gather("a", 1, 5.0) if channel.rank else None)
+    assert "rank 0 answers no more" in str(error)
 
 
 def examined(size: int, function: Callable[[Any, Team], Verdict], within: float = 5.0) -> list[Verdict | None]:

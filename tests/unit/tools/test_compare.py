@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from runner.base.errors import UsageError
 from runner.parallel.mesh import Degrees, Layout
 from runner.parallel.settings import ParallelSettings
-from runner.parallel.task import Plan, Task
+from runner.parallel.task import Plan
 from runner.tools.compare.choices import ALONE, BARE, Choice, chosen, supported
 from runner.tools.compare.engines import build
 from runner.tools.tables.output import check_output
 from runner.training.settings import StepSettings
 from tests.unit.backends.test_choice import job
+from tests.unit.parallel.test_trainer import task
 
 LAYOUT = Layout(Degrees.of(1), (0,))
 ENGINES = [Choice(name=kind, kind=kind, layout=LAYOUT) for kind in ("ddp", BARE)]
@@ -59,16 +59,10 @@ class Unit(nn.Linear):
 
 @pytest.mark.parametrize(("how", "calls"), [("none", 1), ("full", 2)])
 def test_alone_computes_activations_again_where_the_others_do(how: str, calls: int) -> None:
-    task = Task(
-        model=nn.Sequential(Unit(2, 2)),
-        loss=nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        train_data=TensorDataset(torch.zeros(1, 2)),
-        plan=Plan(shard=("0",)),
-    )
     options = StepSettings(batch_size=1, activation_checkpointing=how)
     run: Any = SimpleNamespace(device=torch.device("cpu"))
-    engine = build(Choice(name=ALONE, kind=ALONE, layout=LAYOUT), run, task, options)
+    made = task(nn.Sequential(Unit(2, 2)), Plan(shard=("0",)))
+    engine = build(Choice(name=ALONE, kind=ALONE, layout=LAYOUT), run, made, options)
     Unit.calls = 0
     engine.step((torch.ones(1, 2), torch.ones(1, 2)))
     assert Unit.calls == calls

@@ -133,15 +133,6 @@ def test_a_line_that_is_cut_off_or_odd_is_left_out(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"rank": null, "what": 7, "time": "a"}', '{"what"', '{"what": 3, "rank": 1e999}']
-)
-def test_files_without_what_they_should_have(whole: Path, content: str) -> None:
-    for path in whole.rglob("*.*"):
-        path.write_text(content)
-    assert len(page(whole).sections) == 8
-
-
-@pytest.mark.parametrize(
     ("state", "status"),
     [
         ({}, "done"),

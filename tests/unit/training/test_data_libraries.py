@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy
 import pytest
-from torch.utils.data import default_collate
 
 from runner.parallel.json_codec import encode
-from runner.training.data.loading import Reading
 from runner.training.data.source import source_of
-from runner.training.data.streams import SampleStream
 from tests.pages import DOCS
+from tests.unit.training.test_streams_of_data import stream
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
 
@@ -45,19 +43,7 @@ def seen(name: str, code: str, given: dict[str, Any], workers: int) -> tuple[lis
         source = source_of(task)
         assert source.is_stream
         assert source.shards_itself
-        feed = SampleStream(
-            source.data,
-            rank,
-            2,
-            0,
-            lambda has, samples: (has, 2 * samples),
-            print,
-            batch_size=3,
-            collate=default_collate,
-            reading=Reading(num_workers=workers),
-            drop_last=True,
-            shards_itself=source.shards_itself,
-        )
+        feed = stream(source.data, rank, 2, 3, workers, shards_itself=source.shards_itself)
         batches = [batch.value for batch in feed.batches(0, 0)]
         ranks.append([int(one) for batch in batches for one in (batch[name] if isinstance(batch, dict) else batch[1])])
     return ranks, feed.state

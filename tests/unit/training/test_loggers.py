@@ -43,7 +43,7 @@ def log(run: LoggedRun, first: int, *losses: float, **last: float) -> None:
 
 
 def test_tensorboard_shows_the_settings(tmp_path: Path) -> None:
-    """That each step is there once tests/launched/test_loggers.py shows."""
+    """tests/launched/test_loggers.py shows the losses."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log(run_of(tmp_path, f"tensorboard:{tmp_path / 'board'}"), 1, 3.0)

@@ -1,4 +1,4 @@
-"""When a training notices a signal, and how long before its time limit it saves."""
+"""The step at which a training notices a signal, and the time before its limit at which it saves."""
 
 from __future__ import annotations
 

@@ -67,10 +67,8 @@ def test_on_a_gpu_its_kernels_count(tmp_path: Path) -> None:
         ("kernel", "after the steps", 100, 150),
     )
     assert read_shares(path, on_gpu=True) == Shares(compute=25, exposed=25, idle=50)
-
-
-def test_a_gpus_tensors_may_be_sent_by_the_host(tmp_path: Path) -> None:
-    path = trace(tmp_path / "trace", STEP, ("kernel", "gemm", 0, 30), ("user_annotation", "gloo:all_reduce", 20, 80))
+    by_host = ("user_annotation", "gloo:all_reduce", 20, 80)
+    path = trace(tmp_path / "trace", STEP, ("kernel", "gemm", 0, 30), by_host)
     assert read_shares(path, on_gpu=True) == Shares(compute=30, exposed=50, idle=20)
 
 
@@ -85,12 +83,8 @@ def test_on_a_processor_torchs_operators_count(tmp_path: Path) -> None:
         elsewhere=[("user_annotation", "gloo:all_reduce", 25, 50), ("cpu_op", "aten::copy_", 40, 50)],
     )
     assert read_shares(path, on_gpu=False) == Shares(compute=30, exposed=20, idle=50)
-
-
-def test_an_operator_that_waits_does_not_compute(tmp_path: Path) -> None:
-    path = trace(
-        tmp_path / "trace", STEP, ("cpu_op", "aten::mm", 0, 100), ("cpu_op", "_c10d_functional::wait_tensor", 10, 50)
-    )
+    waits = ("cpu_op", "_c10d_functional::wait_tensor", 10, 50)
+    path = trace(tmp_path / "trace", STEP, ("cpu_op", "aten::mm", 0, 100), waits)
     assert read_shares(path, on_gpu=False) == Shares(compute=60, exposed=40, idle=0)
 
 

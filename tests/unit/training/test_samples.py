@@ -109,7 +109,7 @@ def test_the_first_batch_is_what_the_loader_makes() -> None:
 
 
 def test_a_form_that_cannot_be_trained_on_is_told_by_another_process_too() -> None:
-    """Which forms those are tests/launched/test_inputs.py shows."""
+    """tests/launched/test_inputs.py shows the other forms."""
     for workers in (0, 1):
         found = look(lambda i: (VALUES[i], object()), workers)
         assert "make no batch (TypeError: default_collate" in str(found.problem)

@@ -44,21 +44,9 @@ class Telling(Numbers):
 def stream(
     data: Any, rank: int, size: int, each: int, workers: int = 0, said: list[str] | None = None, **more: Any
 ) -> SampleStream:
-    settings = {"drop_last": True, "shards_itself": False} | more
-    say = (said if said is not None else []).append
-    reading = Reading(num_workers=workers)
-    return SampleStream(
-        data,
-        rank,
-        size,
-        3,
-        lambda has, _: (has, 0),
-        say,
-        batch_size=each,
-        collate=default_collate,
-        reading=reading,
-        **settings,
-    )
+    settings: Any = {"drop_last": True, "shards_itself": False, "batch_size": each, "collate": default_collate} | more
+    say, reading = (said if said is not None else []).append, Reading(num_workers=workers)
+    return SampleStream(data, rank, size, 3, lambda has, _: (has, 0), say, reading=reading, **settings)
 
 
 def streamed(length: int, size: int, each: int, workers: int = 0, used: int = 0, **more: Any) -> list[list[list[int]]]:
