@@ -251,30 +251,18 @@ def test_a_class_may_allow_fewer_values() -> None:
     assert read("--sync-every", "16", "--strategy", "local-sgd", kind=few).sync_every == 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen(Settings):
-    """Options of which there are few values, which are no texts."""
-
-    depth: int = option(18, "layers", choices=(18, 34))
-    rate: float = option(1.0, "of dropout", choices=(0.5, 1.0))
-    kind: int = option(
-        1,
-        "by name",
-        choices=("one", "two"),
-        parse={"one": 1, "two": 2}.__getitem__,
-        text=["", "one", "two"].__getitem__,
-    )
-
-
 def test_values_to_choose_from_may_be_numbers(config: Callable[[str], str]) -> None:
-    assert read(kind=Chosen).depth == 18
-    found = read("--depth", "34", "--rate", "1.0", "--kind", "two", kind=Chosen)
-    assert (found.depth, found.rate, found.kind) == (34, 1.0, 2)
-    assert read(config(as_toml(found)), kind=Chosen) == found
-    assert settings_in(Chosen)["depth"].metavar == "{18,34}"
+    named = option(1, choices=("a", "b"), parse={"a": 1, "b": 2}.__getitem__, text=["", "a", "b"].__getitem__)
+    depth, rate = option(18, choices=(18, 34)), option(1.0, choices=(0.5, 1.0))
+    chosen = of_fields(depth=(int, depth), rate=(float, rate), named=(int, named))
+    assert read(kind=chosen).depth == 18
+    found = read("--depth", "34", "--rate", "1.0", "--named", "b", kind=chosen)
+    assert (found.depth, found.rate, found.named) == (34, 1.0, 2)
+    assert read(config(as_toml(found)), kind=chosen) == found
+    assert settings_in(chosen)["depth"].metavar == "{18,34}"
     for words, told in {"--depth 50": "is none of 18, 34", "--depth many": "is no whole number"}.items():
         with pytest.raises(UsageError, match=told):
-            read(*words.split(), kind=Chosen)
+            read(*words.split(), kind=chosen)
 
 
 def test_what_a_workloads_own_function_does_not_read_is_told_in_one_line(config: Callable[[str], str]) -> None:

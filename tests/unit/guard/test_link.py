@@ -26,6 +26,7 @@ KEY = "00" * 32
 FAILED = Failed(attempt=0, again=False, failure=None)
 LEFT = Left()
 Kind = TypeVar("Kind")
+Hosts = tuple[Link, Link, int]
 
 
 class Spoke:
@@ -73,13 +74,18 @@ def linked(listener: socket.socket | None = None) -> Link:
 @pytest.fixture
 def ends() -> Iterator[list[Spoke]]:
     """Those of three ranks, on three hosts."""
-    listener = listen(loopback=True)
-    port = port_of(listener)
-    made = [Spoke(linked(listener if rank == 0 else None), rank, port) for rank in range(3)]
-    yield made
-    for end in reversed(made):
-        end.close()
-    listener.close()
+    with listen(loopback=True) as listener:
+        made = [Spoke(linked(listener if rank == 0 else None), rank, port_of(listener)) for rank in range(3)]
+        yield made
+        for end in reversed(made):
+            end.close()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """The links of the hub's host and of another one, and the hub's port."""
+    with listen(loopback=True) as listener:
+        yield linked(listener), linked(), port_of(listener)
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -151,11 +157,9 @@ def test_a_guard_that_does_not_reach_rank_0s_says_so() -> None:
     assert not end.link.is_open
 
 
-def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() -> None:
+def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it(hosts: Hosts) -> None:
     """Ranks 0 and 1 are on one host, 2 and 3 on another, whose agent is killed."""
-    listener = listen(loopback=True)
-    port = port_of(listener)
-    here, there = linked(listener), linked()
+    here, there, port = hosts
 
     def joined(rank: int) -> Spoke:
         return Spoke(here if rank < 2 else there, rank, port, size=4)
@@ -179,15 +183,11 @@ def test_ranks_of_a_host_share_a_connection_and_each_is_told_what_concerns_it() 
         spokes[rank].hears((3, Gone("its process was killed")))
     for spoke in (spokes[1], spokes[0]):
         spoke.close()
-    listener.close()
 
 
-def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
+def test_hosts_that_leave_after_rank_0_are_not_missed(hosts: Hosts) -> None:
     """Rank 1 is on the hub's host; it works on when rank 0 has left, and rank 2's host closes its connection then."""
-    listener = listen(loopback=True)
-    port = port_of(listener)
-    here, there = linked(listener), linked()
-
+    here, there, port = hosts
     first, second, _ = Spoke(here, 0, port), Spoke(here, 1, port), Spoke(there, 2, port)
     poll_until(lambda: here.present() == {0, 1, 2}, LIMIT, "all have joined")
     first.close()
@@ -197,7 +197,7 @@ def test_hosts_that_leave_after_rank_0_are_not_missed() -> None:
     second.close()
 
 
-def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_once() -> None:
+def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_once(hosts: Hosts) -> None:
     class Slow(Link):
         """Its rank 1 takes long to leave, and rank 2 leaves meanwhile."""
 
@@ -206,9 +206,7 @@ def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_on
             if told[0] == (1, Left()):
                 second.close()
 
-    listener = listen(loopback=False)
-    here, there = linked(listener), Slow()
-    port = port_of(listener)
+    (here, _, port), there = hosts, Slow()
     hub, first, second = Spoke(here, 0, port), Spoke(there, 1, port), Spoke(there, 2, port)
     poll_until(lambda: here.present() == {0, 1, 2}, LIMIT, "all have joined")
     first.close()
@@ -217,12 +215,11 @@ def test_what_ranks_of_a_host_tell_as_their_last_arrives_though_they_leave_at_on
     hub.close()
 
 
-def test_a_rank_that_joins_while_the_last_one_leaves_is_on_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = listen(loopback=False)
-    port = port_of(listener)
-    here, there = linked(listener), linked()
-    first = Spoke(here, 0, port)
-    second = Spoke(there, 1, port)
+def test_a_rank_that_joins_while_the_last_one_leaves_is_on_the_link(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, port = hosts
+    first, second = Spoke(here, 0, port), Spoke(there, 1, port)
     poll_until(lambda: here.present() == {0, 1}, LIMIT, "rank 1 has joined")
     late: list[Spoke] = []
     join = threading.Thread.join

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from runner.guard.link.link import Address, Link
-from runner.guard.link.messages import Done, Failed, Gone, HostName, Hung, Message, Reason, Returned, Show, Stacks
+from runner.guard.link.messages import Done, Failed, HostName, Hung, Message, Reason, Returned, Show, Stacks
 from runner.guard.link.peers import Peers, Restarts
 from runner.guard.process.events import Events
 from runner.guard.report.failure import Failure
@@ -84,14 +84,6 @@ def test_a_rank_that_is_not_started_again_counts_in_any_attempt(pair: tuple[Peer
     hub.restarts.next()
     other.peers.tell(ends := Failed(attempt=0, again=False, failure=None))
     poll_until(lambda: hub.hears(ends), LIMIT, "that a rank ends")
-
-
-def test_a_guard_that_leaves_is_not_present_and_one_that_was_is_not_gone(pair: tuple[Peer, Peer]) -> None:
-    hub, other = pair
-    other.peers.leave()
-    poll_until(lambda: 1 not in hub.peers.present, LIMIT, "rank 1 leaves")
-    hub.hears(Done(0))
-    assert not [message for message in hub.heard if isinstance(message, Gone)]
 
 
 def test_a_job_has_ended_well_when_all_ranks_have() -> None:

@@ -137,17 +137,9 @@ def test_a_broken_gpu_is_named_and_that_of_another_job_is_not(host: Host) -> Non
     assert first.visible(CUDA_VISIBLE_DEVICES="GPU-0,GPU-1").names == []
 
 
-class Devices:
-    """torch's module for a type of device, with so many devices."""
-
-    def __init__(self, *properties: Any) -> None:
-        self._properties = properties
-
-    def device_count(self) -> int:
-        return len(self._properties)
-
-    def get_device_properties(self, index: int) -> Any:
-        return self._properties[index]
+def devices(*properties: Any) -> Any:
+    """torch's module for a type of device, with devices that have these properties."""
+    return SimpleNamespace(device_count=lambda: len(properties), get_device_properties=properties.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +156,12 @@ def test_torch_counts_gpus_in_a_child_where_nvml_does_not(
 ) -> None:
     asked = []
     here = host(nvml_error=NO_LIBRARY, files=files)
-    newer = Devices(SimpleNamespace(uuid="12-34"), SimpleNamespace(uuid="56-78"))
+    newer = devices(SimpleNamespace(uuid="12-34"), SimpleNamespace(uuid="56-78"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: asked.append(device) or newer)
     found = here.visible(build)
     assert (found.names, found.problem) == (["12-34", "56-78"], "")
     assert asked == []  # not in this process
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Devices(SimpleNamespace()))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: devices(SimpleNamespace()))
     # Ranks with a GPU each, by a torch that tells no UUID.
     assert [here.visible(build, {mask: one}).names for one in "01"] == [[f"{mask}=0 0"], [f"{mask}=1 0"]]
 

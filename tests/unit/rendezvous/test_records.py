@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.base.errors import Policy
-from runner.hardware.placement import place_all
-from runner.hardware.resources import Resources, cores_of, cores_text
-from runner.launch.launchers import LAUNCHERS
+from runner.hardware.resources import cores_of, cores_text
 from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.records.records import Records, flat, is_flat, packed
 
@@ -22,13 +19,7 @@ FIELDS = st.one_of(
 )
 
 
-def record_of(fields: dict[str, Any]) -> RankRecord:
-    return RankRecord(**fields)
-
-
-RECORDS = st.lists(
-    st.fixed_dictionaries({"host": FIELDS, "arguments": FIELDS, "pid": st.integers()}).map(record_of), min_size=1
-)
+RECORDS = st.lists(st.builds(RankRecord, host=FIELDS, arguments=FIELDS, pid=st.integers()), min_size=1)
 
 
 @given(RECORDS)
@@ -72,11 +63,3 @@ def test_ten_thousand_ranks_are_told_what_differs_between_them() -> None:
     message = json.dumps(packed([flat(one) for one in everyone]))
     assert len(message) < 200_000
     assert Records.received(json.loads(message))[9_999] == everyone[9_999]
-
-
-def test_hosts_that_are_alike_are_placed_once() -> None:
-    kinds = [Resources(cores=str(core), host_cores=2, quota=None, gpus=[]) for core in range(2)]
-    hosts = [("a", [0, 1]), ("b", [0, 1]), ("c", [0, 0])]
-    first, second, third = place_all(LAUNCHERS[0], hosts, kinds, "cpu", Policy.STRICT)
-    assert first is second
-    assert ([p.is_crowded for p in first], [p.is_crowded for p in third]) == ([False] * 2, [True] * 2)

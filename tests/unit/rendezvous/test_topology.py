@@ -25,23 +25,21 @@ def placed(host: str, machine: str, network: str, local_size: int, local_rank: i
     return RankRecord(host=host, machine=machine, host_key=key, local_size=local_size, local_rank=local_rank)
 
 
-def test_containers_with_names_of_their_own_are_on_one_host() -> None:
-    topology = topology_of([placed("c0", "m", "net", 2, 0), placed("c1", "m", "net", 2, 1)])
-    assert [(host.name, host.ranks) for host in topology.hosts] == [("c0", (0, 1))]
-    by_hand = topology_of([placed(name, "m", "net", 1) for name in ("c0", "c1")])  # each says that it is alone
-    assert [host.ranks for host in by_hand.hosts] == [(0, 1)]
-
-
-def test_containers_with_a_network_each_are_on_one_host_if_the_launcher_says_so() -> None:
-    one = topology_of([placed("c0", "m", "net0", 2, 0), placed("c1", "m", "net1", 2, 1)])
-    assert [host.ranks for host in one.hosts] == [(0, 1)]
-    ranks = [placed(f"c{n}", "mn"[n % 2], f"net{n}", 2, n // 2) for n in range(4)]  # of two machines
-    assert [host.ranks for host in topology_of(ranks).hosts] == [(0, 2), (1, 3)]
-
-
-def test_virtual_hosts_of_a_machine_stay_hosts() -> None:
-    ranks = [placed(f"node{n % 2}", "m", f"net{n % 2}", 2, n // 2) for n in range(4)]
-    assert [host.ranks for host in topology_of(ranks).hosts] == [(0, 2), (1, 3)]
+@pytest.mark.parametrize(
+    ("ranks", "hosts"),
+    [
+        # Containers with names of their own; by hand each says that it is alone.
+        ([placed("c0", "m", "net", 2, 0), placed("c1", "m", "net", 2, 1)], {"c0": (0, 1)}),
+        ([placed(name, "m", "net", 1) for name in ("c0", "c1")], {"c0": (0, 1)}),
+        # Containers with a network each are on one host if the launcher says so. The second time there are two machines.
+        ([placed("c0", "m", "net0", 2, 0), placed("c1", "m", "net1", 2, 1)], {"c0": (0, 1)}),
+        ([placed(f"c{n}", "mn"[n % 2], f"net{n}", 2, n // 2) for n in range(4)], {"c0": (0, 2), "c1": (1, 3)}),
+        # Virtual hosts of a machine.
+        ([placed("ab"[n % 2], "m", f"net{n % 2}", 2, n // 2) for n in range(4)], {"a": (0, 2), "b": (1, 3)}),
+    ],
+)
+def test_which_ranks_are_on_one_host(ranks: list[RankRecord], hosts: dict[str, tuple[int, ...]]) -> None:
+    assert {host.name: host.ranks for host in topology_of(ranks).hosts} == hosts
 
 
 def test_machines_of_one_name_stay_two() -> None:

@@ -217,18 +217,6 @@ def test_a_grid_of_shards_is_complete_and_nothing_less_is(
         assert not are_complete(begins, ends) or tuple(ends.max(axis=0)) != whole
 
 
-def test_only_files_are_opened_that_have_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("a", "b", "c")
-    write(tmp_path, *({name: ([rank * 3, 0], LEFT + rank) for name in names} for rank in range(3)))
-    real, opened = shards.opened, []
-    monkeypatch.setattr(shards, "opened", lambda path: opened.append(path) or real(path))
-    room = {name: torch.empty(9, 2) for name in names}
-    read_shards(tmp_path, room)
-    paths = [path_of(tmp_path, rank) for rank in range(3)]
-    assert opened == paths
-    assert room["b"].equal(torch.cat([LEFT, LEFT + 1, LEFT + 2]))
-
-
 @pytest.mark.parametrize(("umask", "mode"), [(0o027, 0o640), (0o022, 0o644)])
 def test_others_may_read_what_the_umask_says(umask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(umask)

@@ -62,9 +62,6 @@ class PassThrough(nn.Module):
         return x
 
 
-# ---- dimensions
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_the_number_of_parameters(size: str) -> None:
     with torch.device("meta"):
@@ -92,9 +89,6 @@ def test_flops_are_six_per_weight_and_those_of_attention() -> None:
 def test_dimensions_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"num_attention_heads .*; change one of them"):
         replace(DEBUG, **wrong)
-
-
-# ---- the model
 
 
 def test_it_is_transformers_llama() -> None:
@@ -172,9 +166,6 @@ def test_tied_weights_stay_one_parameter() -> None:
     model.lm_head = PassThrough()  # type: ignore[assignment]  # as a pipeline stage has it
     model.to(torch.float32)
     assert model(some_tokens()).shape == (2, 12, DEBUG.hidden_size)
-
-
-# ---- generation
 
 
 @pytest.mark.parametrize("parts", [[12], [1] * 12, [5, 4, 3], [1, 10, 1]])
