@@ -113,12 +113,6 @@ def test_ranks_that_cannot_have_a_gpu_each_are_refused(sharers: list[Resources],
         devices(sharers)
 
 
-def test_intels_gpus_have_their_own_device_type() -> None:
-    assert devices([seen(["a", "b"], gpu_device="xpu")] * 2) == ["xpu:0", "xpu:1"]
-    with pytest.raises(UsageError, match=r"\(there are GPUs of type xpu\)"):
-        devices([seen(["a"], gpu_device="xpu")], "cuda")
-
-
 def on_hosts(*kinds: Resources, device: str = "auto", policy: Policy = Policy.STRICT) -> list[list[Placement]]:
     """The placements of a rank for each of these resources, on hosts node1, node2, …"""
     return place_all(OPENMPI, [(f"node{i + 1}", [i]) for i in range(len(kinds))], kinds, device, policy)
@@ -140,15 +134,11 @@ def test_hosts_with_and_without_gpus_do_not_train_together() -> None:
 
 
 def test_hosts_may_have_different_numbers_of_gpus() -> None:
+    """If one of them has more ranks than GPUs, a diagnosis uses CPUs everywhere."""
     hosts = [("node1", [0, 0]), ("node2", [1])]
     placed = place_all(OPENMPI, hosts, [seen(["a", "b"]), seen(["a"])], "auto", Policy.STRICT)
     assert [[p.torch_device for p in host] for host in placed] == [["cuda:0", "cuda:1"], ["cuda:0"]]
-
-
-def test_one_host_with_too_many_ranks_puts_all_of_a_diagnosis_on_cpus() -> None:
-    placed = place_all(
-        OPENMPI, [("node1", [0, 0]), ("node2", [1])], [seen(["a"]), seen(["b"])], "auto", Policy.DIAGNOSTIC
-    )
+    placed = place_all(OPENMPI, hosts, [seen(["a"]), seen(["b"])], "auto", Policy.DIAGNOSTIC)
     assert {p.device for host in placed for p in host} == {"cpu"}
 
 
@@ -192,6 +182,9 @@ def test_a_broken_gpu_is_left_out_and_told_of() -> None:
 
 def test_a_kind_of_device_is_obeyed_or_refused() -> None:
     assert devices([seen(["a"])] * 2, "cpu") == ["cpu", "cpu"]
+    assert devices([seen(["a", "b"], gpu_device="xpu")] * 2) == ["xpu:0", "xpu:1"]
+    with pytest.raises(UsageError, match=r"\(there are GPUs of type xpu\)"):
+        devices([seen(["a"], gpu_device="xpu")], "cuda")
     with pytest.raises(UsageError, match=r"^--device cuda: no GPU is visible on host node1; "):
         devices([seen()], "cuda")
 
@@ -218,6 +211,8 @@ def test_one_core_binding_is_warned_of_with_the_flag() -> None:
     placed = on_a_host(seen(cores=[0]), seen(cores=[1]))
     assert "bound each rank to 1 of 8 cores" in placed[0].warning
     assert placed[0].warning.endswith("mpirun --bind-to none")
+    assert not on_a_host(seen(cores=[0], host_cores=2), seen(cores=[1], host_cores=2))[0].warning
+    assert not on_a_host(*([seen()] * 2))[0].warning
 
 
 def test_a_job_in_slurm_is_measured_by_its_share_of_the_host() -> None:
@@ -226,11 +221,6 @@ def test_a_job_in_slurm_is_measured_by_its_share_of_the_host() -> None:
     assert resources({"SLURM_CPUS_ON_NODE": "1"}).host_cores == 1
     assert resources({"SLURM_CPUS_ON_NODE": str(cores + 8)}).host_cores == cores
     assert resources({"SLURM_CPUS_ON_NODE": "many"}).host_cores == resources({}).host_cores == cores
-
-
-def test_no_warning_where_there_is_nothing_to_gain() -> None:
-    assert not on_a_host(seen(cores=[0], host_cores=2), seen(cores=[1], host_cores=2))[0].warning
-    assert not on_a_host(*([seen()] * 2))[0].warning
 
 
 @pytest.mark.parametrize(

@@ -56,49 +56,41 @@ def test_a_template_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     refused(["--scheduler", "lsf", "workloads.mnist"], "lsf.sh.j2: 'cores' is undefined")
 
 
-def test_what_is_asked_for_is_in_it() -> None:
-    options = [*("--gpus-per-node", "4", "--cores-per-rank", "8", "--queue", "qgpu", "--account", "open-1-2")]
-    options += ["--time-limit", "1-02:03:04", "--module", "CUDA/12.8", "--nodes", "3", "--name", "mine"]
-    text = jobscript("slurm", *options, "workloads.mnist", "--name", "a b's")
-    wanted = ["--job-name=mine", "--nodes=3", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=8"]
-    for option in (*wanted, "--partition=qgpu", "--account=open-1-2", "--time=26:03:04"):
-        assert f"#SBATCH {option}\n" in text
-    assert text.index("\nload CUDA/12.8\n") < text.index("set -euo pipefail\n")
-    assert f"export PYTHON={sys.executable}\n" in text
-    pbs = jobscript("pbs", *options, "workloads.mnist")
-    assert "#PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=4\n" in pbs
-    lsf = jobscript("lsf", *options, "workloads.mnist")
-    assert "#BSUB -W 26:04\n" in lsf
-    assert "export GPUS_PER_HOST=4\n" in lsf
-    for script in (text, pbs, lsf):
-        assert "set -- --device cuda workloads.mnist" in script
+SIZE = "--nodes 3 --gpus-per-node 4 --cores-per-rank 8 --time-limit 1-02:03:04 workloads.mnist"
+TRAINS = "set -- --device cuda workloads.mnist"
+REQUEUE, LINEAR = "--requeue --time-limit 4:00:00", "workloads.linear --lr 1"
+RESUMED = f"{LINEAR} --resume=auto"
 
 
-def test_memory_types_of_gpus_logs_and_directives() -> None:
-    options = ["--nodes", "2", "--cores-per-rank", "8", "--memory", "30G", "--log", "logs/a.out"]
-    more = ["--directive=--qos=high", "--directive", "#SBATCH --exclusive"]
-    slurm = jobscript("slurm", *options, "--gpus-per-node", "h200:4", *more, "explain")
-    wanted = "--mem=30G --gpus-per-node=h200:4 --ntasks-per-node=4 --output=logs/a.out --qos=high --exclusive"
-    for line in wanted.split():
-        assert f"#SBATCH {line}\n" in slurm
-    pbs = jobscript("pbs", *options, "--gpus-per-node", "4", "explain")
-    assert "#PBS -l select=2:ncpus=32:mpiprocs=4:ngpus=4:mem=30gb\n" in pbs
-    assert "#PBS -j oe\n#PBS -o logs/a.out\n" in pbs
-    lsf = jobscript("lsf", "--log", "%J.out", "--directive=-x", "explain")
-    assert "#BSUB -o %J.out\n#BSUB -x\n" in lsf
+@pytest.mark.parametrize(
+    ("scheduler", "words", "options", "lines"),
+    [
+        ("slurm", SIZE, "--nodes=3 --ntasks-per-node=4 --gpus-per-node=4 --cpus-per-task=8 --time=26:03:04", [TRAINS]),
+        ("slurm", "--queue q --account a-1 --name mine explain", "--job-name=mine --partition=q --account=a-1", []),
+        ("slurm", "--memory 30G --log logs/a.out explain", "--mem=30G --output=logs/a.out", []),
+        ("slurm", "--gpus-per-node h200:4 explain", "--gpus-per-node=h200:4 --ntasks-per-node=4", []),
+        ("slurm", "--directive=--qos=high --directive #SBATCH|--exclusive explain", "--qos=high --exclusive", []),
+        ("slurm", f"{REQUEUE} {LINEAR}", "--requeue", [f"set -- {LINEAR} --resume auto --requeue"]),
+        ("slurm", f"{REQUEUE} -m timeit", "--requeue", ["set -- -m timeit"]),
+        ("slurm", "--gpus-per-node 4 smoke", "", ["set -- smoke"]),  # it starts its jobs itself
+        ("slurm", "--gpus-per-node 4 -m timeit -n 1", "", ["set -- --device cuda -m timeit -n 1"]),
+        ("pbs", SIZE, "", ["#PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=4", TRAINS]),
+        ("pbs", f"--memory 30G {SIZE}", "", ["#PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=4:mem=30gb"]),
+        ("pbs", "--log logs/a.out explain", "", ["#PBS -j oe", "#PBS -o logs/a.out"]),
+        ("lsf", SIZE, "", ["#BSUB -W 26:04", "export GPUS_PER_HOST=4", TRAINS]),
+        ("lsf", "--log %J.out --directive=-x explain", "", ["#BSUB -o %J.out", "#BSUB -x"]),
+        ("lsf", f"{REQUEUE} {RESUMED}", "", ["#BSUB -Q 75", f"set -- {RESUMED} --time-limit 3:55:00"]),
+    ],
+)
+def test_what_is_asked_for_is_in_it(scheduler: str, words: str, options: str, lines: list[str]) -> None:
+    """``options`` are sbatch's."""
+    text = jobscript(scheduler, *(word.replace("|", " ") for word in words.split())).splitlines()
+    assert {*lines, *(f"#SBATCH {option}" for option in options.split())} <= {*text}
+    assert f"export PYTHON={sys.executable}" in text
 
 
-def test_a_job_that_goes_back_into_the_queue() -> None:
-    asked = ["--requeue", "--time-limit", "4:00:00"]
-    slurm = jobscript("slurm", *asked, "workloads.mnist", "--lr", "1")
-    assert "#SBATCH --requeue\n" in slurm
-    assert "set -- workloads.mnist --lr 1 --resume auto --requeue\n" in slurm
-    lsf = jobscript("lsf", *asked, "workloads.mnist", "--resume=auto")
-    assert "#BSUB -Q 75\n" in lsf
-    assert "set -- workloads.mnist --resume=auto --time-limit 3:55:00\n" in lsf
-    script = jobscript("slurm", *asked, "-m", "timeit")
-    assert "#SBATCH --requeue\n" in script
-    assert "set -- -m timeit\n" in script
+def test_a_job_that_cannot_go_back_into_the_queue_is_refused() -> None:
+    asked = REQUEUE.split()
     for arguments, told in (
         (["--scheduler", "pbs", *asked, "workloads.mnist"], "depend=afternotok"),
         (["--scheduler", "slurm", *asked, "smoke"], "smoke is a tool"),
@@ -111,13 +103,6 @@ def test_a_job_that_goes_back_into_the_queue() -> None:
     for resume in (["--resume=runs/a/step-3"], ["--resume", "runs/a/step-3", "--lr", "1"]):
         told = "with --resume runs/a/step-3 each start begins there again; take --resume auto"
         refused(["--scheduler", "slurm", "--requeue", "workloads.mnist", *resume], told)
-
-
-def test_a_tool_that_starts_its_jobs_itself_is_not_told_the_device() -> None:
-    text = jobscript("slurm", "--gpus-per-node", "4", "smoke")
-    assert "set -- smoke\n" in text
-    text = jobscript("slurm", "--gpus-per-node", "4", "-m", "timeit", "-n", "1")
-    assert "set -- --device cuda -m timeit -n 1\n" in text
 
 
 @pytest.mark.parametrize("mark", ["#SBATCH", "#PBS", "#BSUB"])

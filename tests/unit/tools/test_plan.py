@@ -133,13 +133,12 @@ def test_activations_are_what_autograd_saves() -> None:
     assert kept[1].temporary >= inner
 
 
-def kept(layers: list[nn.Module], checkpointing: str = "none") -> list[int]:
-    """Bytes that each of the layers keeps of eight samples of 16 numbers each."""
-    plan = Plan(shard=("*",), pipeline=("*",))
+def kept(unit: nn.Module, checkpointing: str = "none") -> int:
+    """Bytes that a layer between two others keeps of eight samples of 16 numbers each."""
+    model, plan = nn.Sequential(nn.Linear(16, 16), unit, nn.Linear(16, 16)), Plan(shard=("*",), pipeline=("*",))
+    tracer = Tracer(replace(task(model), plan=plan), torch.float32)
     options = ParallelSettings(activation_checkpointing=checkpointing)
-    tracer = Tracer(replace(task(nn.Sequential(*layers)), plan=plan), torch.float32)
-    passes = tracer.trace(options, 8, casts_parameters=False).passes
-    return [one.kept for one in passes]
+    return tracer.trace(options, 8, casts_parameters=False).passes[1].kept
 
 
 OUTPUT = 4 * 8 * 16  # bytes of a layer's output
@@ -147,15 +146,13 @@ OUTPUT = 4 * 8 * 16  # bytes of a layer's output
 
 def test_a_norm_and_dropout_keep_what_a_gpus_fused_kernels_keep() -> None:
     unit = nn.Sequential(nn.RMSNorm(16), nn.Dropout(0.1))
-    unit_kept = kept([nn.Linear(16, 16), unit, nn.Linear(16, 16)])[1]
-    assert unit_kept == 8 * 4 + 8 * 16 + OUTPUT  # a number per row, a byte per element
+    assert kept(unit) == 8 * 4 + 8 * 16 + OUTPUT  # a number per row, a byte per element
 
 
 def test_selective_recomputation_keeps_every_second_linear_layers_result() -> None:
     """As torchtitan. What follows is computed again: the nonlinear function's result, and of four products the even ones."""
     unit = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())))
-    unit_kept = kept([nn.Linear(16, 16), unit, nn.Linear(16, 16)], "selective")[1]
-    assert unit_kept == 2 * OUTPUT + OUTPUT  # its own output is the last function's
+    assert kept(unit, "selective") == 2 * OUTPUT + OUTPUT  # its own output is the last function's
 
 
 @pytest.mark.usefixtures("eight_ranks")

@@ -77,10 +77,6 @@ def test_long_steps_are_given_more_time(idle: float, status: str) -> None:
     assert {found for _, found in statuses(states)} == {status}
 
 
-def test_one_of_two_can_be_slow() -> None:
-    assert statuses([state(0, 2), state(1, 2, step_seconds=0.8)]) == [(1, "slow"), (0, "running")]
-
-
 def test_where_ranks_wait_for_one_another_the_own_part_of_a_step_counts() -> None:
     late = [state(rank, 4, own_seconds=0.2 if rank == 2 else 0.05) for rank in range(4)]
     first = judge(late, NOW)[0]
@@ -90,14 +86,10 @@ def test_where_ranks_wait_for_one_another_the_own_part_of_a_step_counts() -> Non
     assert {status for _, status in statuses(little)} == {"running"}
 
 
-def test_a_rank_without_a_file_is_missing() -> None:
+def test_the_ranks_of_a_job_without_a_file_and_with_files_of_a_larger_job_that_was_here_before() -> None:
     assert statuses([state(1, 3)]) == [(0, "missing"), (2, "missing"), (1, "running")]
-    assert statuses([]) == []
-
-
-def test_files_of_a_larger_job_that_was_here_before_do_not_count() -> None:
     old = [state(rank, 8, time=NOW - 4000, started=NOW - 5000) for rank in range(8)]
-    assert statuses([*old[2:], state(0, 2), state(1, 2)]) == [(0, "running"), (1, "running")]
+    assert statuses([*old[2:], state(0, 2), state(1, 2, step_seconds=0.8)]) == [(1, "slow"), (0, "running")]
 
 
 def test_who_stands_first() -> None:
