@@ -166,7 +166,8 @@ def test_a_script_takes_the_settings_of_its_job_only(config: Callable[[str], str
         parse([config("epochs = 3"), "train.py"], summaries())
 
 
-def test_settings_that_depend_on_the_ranks() -> None:
+def test_settings_that_depend_on_the_ranks(config: Callable[[str], str]) -> None:
+    assert read(config("global_batch_size = 64"), "--batch-size", "8", ranks=4).batch_size == 8  # what is said last
     found = read("--global-batch-size", "64", "--scale-lr", "--lr", "0.1", ranks=4)
     assert (found.batch_size, found.lr) == (16, pytest.approx(0.4))
     assert found.for_ranks(4) == found
@@ -209,12 +210,6 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
 @pytest.mark.needs("workloads.llama")
 def test_the_reference_is_what_the_settings_say() -> None:
     assert DOCUMENT.read_text() == page(), "run make reference"
-
-
-def test_what_a_batch_is_said_of_last_counts(config: Callable[[str], str]) -> None:
-    file = config("global_batch_size = 64\n")
-    assert read(file, ranks=4).batch_size == 16
-    assert read(file, "--batch-size", "8", ranks=4).batch_size == 8
 
 
 def test_none_is_false_in_a_file_and_no_on_the_command_line(config: Callable[[str], str]) -> None:

@@ -86,13 +86,9 @@ def test_who_leaves_without_a_word_is_named_once_and_after_half_a_second(monkeyp
     assert len(scene.said) == 1
     assert "ended with code 3" in scene.said[0]
     assert scene.waits == [0.5]
-
-
-def test_who_is_caused_to_leave_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(("follows", True))
-    assert concluded(scene, monkeypatch, status=3 << 8) == 3
-    assert scene.said == []
-    assert len(scene.waits) == 1
+    caused = Scene(("follows", True))
+    assert concluded(caused, monkeypatch, status=3 << 8) == 3
+    assert (caused.said, len(caused.waits)) == ([], 1)
 
 
 def test_it_stays_until_all_have_ended_well_and_says_once_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,9 +31,6 @@ def of_task(number: int, monkeypatch: pytest.MonkeyPatch, step: str = STEP, **fi
 def test_tasks_without_limits_of_their_own_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_task(0, monkeypatch) == of_task(1, monkeypatch)
     assert of_task(0, monkeypatch) != of_task(1, monkeypatch, STEP.replace("step_0", "step_1"))
-
-
-def test_tasks_with_different_cores_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_task(0, monkeypatch) != of_task(1, monkeypatch, **{"cpuset.cpus.effective": "0-3\n"})
 
 

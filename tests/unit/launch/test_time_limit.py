@@ -10,16 +10,13 @@ import pytest
 from runner.launch.time_limit import margin, time_left
 
 
-def test_the_time_that_is_left_is_the_schedulers() -> None:
+def test_the_time_that_is_left_is_what_the_user_or_the_scheduler_says() -> None:
     end = int(time.time()) + 3600
     assert time_left({"SLURM_JOB_END_TIME": str(end)}, None, 100.0) == pytest.approx(3600, abs=3)
     assert time_left({"PBS_WALLTIME": "100"}, None, 0.0) == 100
     assert time_left({"SLURM_JOB_END_TIME": "1", "PBS_WALLTIME": "100"}, None, 0.0) == 0  # it is over
     assert time_left({"SLURM_JOB_END_TIME": "unknown"}, None, 0.0) is None
-
-
-def test_it_counts_from_the_jobs_start_and_what_the_user_says_is_first() -> None:
-    assert time_left({"PBS_WALLTIME": "100"}, None, 50.0) == 50
+    assert time_left({"PBS_WALLTIME": "100"}, None, 50.0) == 50  # it counts from the job's start
     assert time_left({"PBS_WALLTIME": "100"}, 7200.0, 60.0) == 7140
 
 

@@ -116,6 +116,7 @@ def test_state_that_belongs_to_no_parameter_or_is_no_tensor_goes_through() -> No
         numpy.random.RandomState(0).get_state(),
         numpy.random.default_rng(0).bit_generator.state,
         {1: "a", (1, 2): {"3": torch.float16, 3: torch.device("cuda", 1)}},
+        {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}},  # no tensor takes another's name
         deque([1.0, numpy.float32(2)], maxlen=3),
         [{1, 2}, frozenset("a"), b"\x00\xff", 1j, float("inf"), None, (1, [2, (3,)]), {"__tuple__": 1}],
     ],
@@ -126,12 +127,6 @@ def test_values_of_any_kind_come_back_as_they_were(value: Any) -> None:
     found = decode(json.loads(json.dumps(encode(value, "own", tensors))), tensors)
     assert repr(found) == repr(value)
     assert type(found) is type(value)
-
-
-def test_no_tensor_takes_anothers_name() -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    value = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
-    assert repr(decode(encode(value, "own", tensors), tensors)) == repr(value)
 
 
 @pytest.mark.parametrize(

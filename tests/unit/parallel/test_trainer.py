@@ -54,13 +54,9 @@ def test_a_factory_makes_the_same_weights_for_the_same_seed_whatever_was_random_
 
     assert all(map(torch.equal, weights(0, 0), weights(0, 3)))
     assert not all(map(torch.equal, weights(0, 0), weights(1, 0)))
-    assert weights(0, 0)[0].dtype == torch.float64
-
-
-def test_filling_a_model_leaves_the_random_numbers_as_they_were() -> None:
     before = torch.get_rng_state()
-    task(net).build(CPU, torch.float32)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert next(task(net).build(CPU, torch.float64).parameters()).dtype == torch.float64
+    assert torch.equal(torch.get_rng_state(), before), "filling a model draws none of the user's random numbers"
 
 
 @pytest.mark.needs("tp")

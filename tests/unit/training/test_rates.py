@@ -43,11 +43,8 @@ def test_schedule_and_warm_up(fields: dict[str, Any], factors: list[float]) -> N
     assert [rate(step) for step in range(4)] == pytest.approx(factors)
 
 
-def test_without_either_it_is_constant() -> None:
-    assert rate_of(task(), total=None) is None
-
-
 def test_a_total_that_is_not_known_is_refused_only_where_it_is_needed() -> None:
+    assert rate_of(task(), total=None) is None
     assert rate_of(task(schedule=lambda step: 1.0), total=None) is not None
     with pytest.raises(UsageError, match="takes the total of steps"):
         rate_of(task(schedule=down), total=None)

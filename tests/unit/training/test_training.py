@@ -83,14 +83,6 @@ def test_a_loss_that_is_no_number_is_valid_json(tmp_path: Path, loss: float) -> 
     assert json.loads(line, parse_constant=pytest.fail)["loss"] is None
 
 
-def test_a_full_disk_is_one_line() -> None:
-    with ExitStack() as stack:
-        file = MetricsFile(Path("/dev/full"), stack)
-        with pytest.raises(RunnerError, match=r"^cannot write /dev/full: No space left on device; make room") as caught:
-            file.write([record(1)])
-    assert caught.value.exit_code == 1
-
-
 @pytest.mark.parametrize(
     ("number", "advice"),
     [

@@ -139,8 +139,6 @@ def test_the_table_of_rotations_is_no_part_of_the_state() -> None:
 
 
 def test_from_meta_to_initialised() -> None:
-    torch.manual_seed(0)
-    expected = Llama(TIED)
     with torch.device("meta"):
         model = Llama(TIED)
     model.to_empty(device="cpu")
@@ -153,7 +151,6 @@ def test_from_meta_to_initialised() -> None:
     for name, std in stds.items():
         is_residual = "o_proj" in name or "down_proj" in name
         assert std == pytest.approx(0.02 / (8**0.5 if is_residual else 1), rel=0.1), name
-        assert std == pytest.approx(float(expected.state_dict()[name].std()), rel=0.1), name
     assert model(some_tokens()).isfinite().all()
 
 
