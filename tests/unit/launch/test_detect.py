@@ -142,6 +142,10 @@ def test_half_a_set_is_refused_and_says_what_is_missing(launcher: Launcher) -> N
     assert "unset" not in str(caught.value)
 
 
+def test_an_endpoint_without_a_rank_is_a_single_process() -> None:
+    assert detect({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}).launcher.name == "single"
+
+
 def test_mpirun_in_a_task_of_submitit_is_mpirun_and_exported_variables_agree() -> None:
     task = captured("submitit") | {
         "SUBMITIT_LOCAL_GLOBALID": "0",
@@ -165,7 +169,6 @@ def test_two_launchers_at_odds_are_refused_with_both() -> None:
     assert caught.value.fix.endswith("this process: --launcher openmpi")
     assert summary(detect(OPENMPI | stale, "mpich"))[:3] == ("mpich", 0, 2)  # an override settles it
     assert detect(OPENMPI, "single").size.value == 1
-    assert detect({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}).launcher.name == "single"  # of no rank
 
 
 @pytest.mark.parametrize(
