@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.hardware.resources import resources
-from tests.launching import RUNNER, mpirun_path, ok, own_lines, path_of, run, runner
+from tests.launching import RUNNER, folder_of, mpirun_path, ok, own_lines, path_of, run, runner
 from tests.results import losses
 
 GPUS = resources(os.environ).gpus
@@ -107,6 +107,15 @@ def test_two_ranks_that_see_one_each_train_on_both(tmp_path: Path) -> None:
     first = ["-np", "1", "env", "CUDA_VISIBLE_DEVICES=1", *training]
     second = ["-np", "1", "env", f"CUDA_VISIBLE_DEVICES={GPUS[0]}", *training]
     assert "done: 2 steps" in ok(run(mpirun_path(), *first, ":", *second, cwd=tmp_path, timeout=300)).stdout
+
+
+@two_gpus
+@pytest.mark.parametrize("backend", ["nccl", "mpi4py"])
+def test_no_thread_of_a_rank_makes_a_context_on_the_other_ranks_gpu(backend: str, tmp_path: Path) -> None:
+    options = ["--strategy", "fsdp", "--save-async", "--backend", backend, "--checkpoint-dir", str(tmp_path)]
+    done = ok(runner(2, "keeps_to_its_gpu", *options, cwd=folder_of("keeps_to_its_gpu"), timeout=300))
+    for rank in range(2):
+        assert f"rank {rank}: contexts on others: []" in done.stdout
 
 
 def test_two_ranks_do_not_share_it() -> None:
