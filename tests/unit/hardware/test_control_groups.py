@@ -10,7 +10,7 @@ from runner.hardware.control_groups import control_groups, cpu_quota
 
 
 def process(folder: Path, groups: str, mounts: list[tuple[str, str, str]], files: dict[str, str]) -> Path:
-    """A process's folder in /proc; ``mounts`` has the top group, the place, and the type and options of each file system."""
+    """A process's folder in /proc; ``mounts``: the top group, the place, the type and the options of each file system."""
     (folder / "proc").mkdir()
     (folder / "proc" / "cgroup").write_text(groups)
     lines = ["22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw,discard"]

@@ -31,7 +31,7 @@ def placed(host: str, machine: str, network: str, local_size: int, local_rank: i
         # Containers with names of their own; by hand each says that it is alone.
         ([placed("c0", "m", "net", 2, 0), placed("c1", "m", "net", 2, 1)], {"c0": (0, 1)}),
         ([placed(name, "m", "net", 1) for name in ("c0", "c1")], {"c0": (0, 1)}),
-        # Containers with a network each are on one host if the launcher says so. The second time there are two machines.
+        # Containers with a network each, which the launcher counts together: on one machine, and on two.
         ([placed("c0", "m", "net0", 2, 0), placed("c1", "m", "net1", 2, 1)], {"c0": (0, 1)}),
         ([placed(f"c{n}", "mn"[n % 2], f"net{n}", 2, n // 2) for n in range(4)], {"c0": (0, 2), "c1": (1, 3)}),
         # Virtual hosts of a machine.
