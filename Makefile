@@ -122,7 +122,6 @@ format: setup
 
 speed: setup
 	$(BIN)/python -m tests.campaigns.speed.startup
-	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.campaigns.speed.step
 	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.campaigns.speed.loop --strategy ddp
 	$(MPIRUN) -np $(NP) $(BIN)/python -m runner tests.campaigns.speed.loop --strategy fsdp
 

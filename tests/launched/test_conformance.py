@@ -58,7 +58,7 @@ def test_a_test_that_fails_hangs_or_ends_its_process_does_not_stop_the_others(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--test nothing", "TEST=nothing is in none of the 10 names; for example TEST=sums"),
+        ("--test nothing", "TEST=nothing is in none of the 8 names; for example TEST=sums"),
         ("--test (", "TEST=( is no regular expression"),
         ("--mpi openmp", "invalid choice: 'openmp'"),
         ("--limit 0", "--limit: '0'"),

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, ok, run
+from tests.launching import ROOT, ok
 from tests.turns import Turns, turns_fixture
 
 COMMANDS = {
     "loop": ["--rounds", "1", "--max-steps", "2", "--batch-size", "2"],
     "loop --strategy fsdp": ["--strategy", "fsdp", "--rounds", "1", "--max-steps", "2", "--batch-size", "2"],
-    "step": ["--rounds", "1", "--max-steps", "2"],
     "checkpoint": ["--rounds", "1", "--batch-size", "2"],
     "pipeline": ["--rounds", "1", "--micro-batches", "2", "--milliseconds", "1"],
 }
-
 NEEDED = {"loop --strategy fsdp": ("fsdp",), "pipeline": ("pp",)}
-
 
 turns = turns_fixture("module", PYTHONPATH=str(ROOT))
 
@@ -32,8 +28,3 @@ def test_a_command_that_measures(command: str, turns: Turns, tmp_path: Path) -> 
     done = ok(turns(2, module, *COMMANDS[command], cwd=tmp_path))
     assert any(figures in done.stdout for figures in ("ms per step", " ÷ ", "  ratio "))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_hub_of_simulated_hosts() -> None:
-    measured = "-m tests.campaigns.speed.hub --hosts 3 --ranks-per-host 2 --seconds 0.2"
-    assert "all know of a failure" in ok(run(sys.executable, *measured.split(), cwd=ROOT)).stdout

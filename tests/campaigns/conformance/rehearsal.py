@@ -38,11 +38,6 @@ def raises_on_rank_1(rank: int) -> None:
     sums(rank)  # which waits for rank 1
 
 
-def raises_on_all(rank: int) -> None:
-    sums(rank)
-    raise ValueError(f"rank {rank} on purpose")
-
-
 def hangs(rank: int) -> None:
     time.sleep(3600)
 
@@ -53,16 +48,13 @@ def ends_the_process(rank: int) -> None:
     sums(rank)
 
 
-def exits(rank: int) -> None:
-    raise SystemExit(5)
-
-
-_TESTS: tuple[Callable[[int], None], ...] = (
-    *(sums, is_alone_in_its_environment, is_skipped, raises_on_rank_1, raises_on_all),
-    *(hangs, ends_the_process, exits),
-)
-_BY_NAME = {
-    **{test.__name__: test for test in _TESTS},
+_BY_NAME: dict[str, Callable[[int], None]] = {
+    "sums": sums,
+    "is_alone_in_its_environment": is_alone_in_its_environment,
+    "is_skipped": is_skipped,
+    "raises_on_rank_1": raises_on_rank_1,
+    "hangs": hangs,
+    "ends_the_process": ends_the_process,
     # Behind those that end the job: what comes after a failure runs, and in a clean environment.
     "sums_again": sums,
     "is_alone_again": is_alone_in_its_environment,

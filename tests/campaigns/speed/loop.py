@@ -14,6 +14,8 @@ import argparse
 import contextlib
 import io
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -36,8 +38,11 @@ from runner.training.loop import fit
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.workload import call
-from tests.campaigns.speed.step import compare_loops
 from workloads import llama
+
+Loop = tuple[
+    Iterable[Any], Callable[[Tensor, Tensor], None], Optimizer
+]  # the batches, a step, what the schedule changes
 
 
 def main(run: Run, argv: list[str]) -> None:
@@ -54,19 +59,22 @@ def main(run: Run, argv: list[str]) -> None:
     def measure(_: Run, task: Task, options: Settings) -> None:
         alone = replace(task, test_data=None)
 
-        def runner() -> float:
+        def runner() -> list[float]:
             ends: list[float] = []
             with contextlib.redirect_stdout(io.StringIO()):
                 fit(run, alone, options, on_step=[lambda _: ends.append(clock())])
-            return (ends[-1] - ends[0]) / (len(ends) - 1)
+            return ends
+
+        def written(loop: Callable[[Run, Task, Settings], Loop]) -> Callable[[], list[float]]:
+            return lambda: ends_of_steps(loop(run, task, options), task, options, clock)
 
         if given.fabric and options.strategy != "ddp":
             run.agree("--fabric is by DDP", fix="leave it out, or take --strategy ddp")
         run.print(f"{options.strategy}, {run.size} ranks, {options.batch_size} samples per rank:")
-        loops = {"runner": runner, "by hand": lambda: by_hand(run, task, options, clock)}
+        loops = {"runner": runner, "by hand": written(by_hand)}
         if given.fabric:
-            loops["fabric"] = lambda: by_fabric(run, task, options, clock)
-        compare_loops(run, loops, given.rounds, 1.02)
+            loops["fabric"] = written(by_fabric)
+        compare(run, loops, given.rounds)
 
     with TemporaryDirectory() as folder:
         shared = run.on_main(lambda: folder)
@@ -74,8 +82,30 @@ def main(run: Run, argv: list[str]) -> None:
         call(llama.main, replace(run, train_by=measure), [*usual, *rest])
 
 
-def by_hand(run: Run, task: Task, options: Settings, clock: Callable[[], float]) -> float:
-    """Seconds per step, by this clock."""
+def compare(run: Run, loops: dict[str, Callable[[], list[float]]], rounds: int) -> None:
+    """Run loops in turn, and print their times per step, and the first one's ratios to the others.
+
+    Args:
+        loops: return when each of their steps has ended.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    first, *others = names = list(loops)
+    for number in range(rounds + 1):  # the first is not counted
+        for name in names:
+            torch.distributed.barrier()
+            ends = loops[name]()
+            if number:
+                seconds[name].append((ends[-1] - ends[0]) / (len(ends) - 1))
+        names.append(names.pop(0))  # another goes first
+    for name, times in seconds.items():
+        shown = f"{1e3 * statistics.median(times):.3f} ms per step ({1e3 * min(times):.3f} to {1e3 * max(times):.3f})"
+        run.print(f"{name:10} {shown}")
+    for name in others:
+        ratios = [own / other for own, other in zip(seconds[first], seconds[name], strict=True)]
+        run.print(f"{first} / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def by_hand(run: Run, task: Task, options: Settings) -> Loop:
     torch.manual_seed(options.seed)
     model = task.build(run.device, torch.float32)
     wrapped: Any = model
@@ -86,20 +116,19 @@ def by_hand(run: Run, task: Task, options: Settings, clock: Callable[[], float])
     else:
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = task.optimizer(model.parameters())
-    loader = _loader(run, task, options)
 
     def step(inputs: Tensor, targets: Tensor) -> None:
         optimizer.zero_grad()
         loss = task.loss(wrapped(inputs.to(run.device)), targets.to(run.device))
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), _clip_norm(options))
+        nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm or math.inf)
         optimizer.step()
 
-    return _seconds_per_step(loader, step, optimizer, task, options, clock)
+    return batches(run, task, options), step, optimizer
 
 
-def by_fabric(run: Run, task: Task, options: Settings, clock: Callable[[], float]) -> float:
-    """Seconds per step, by this clock. Fabric uses the process group that is there."""
+def by_fabric(run: Run, task: Task, options: Settings) -> Loop:
+    """Fabric uses the process group that is there."""
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments import MPIEnvironment
 
@@ -114,39 +143,29 @@ def by_fabric(run: Run, task: Task, options: Settings, clock: Callable[[], float
     torch.manual_seed(options.seed)
     model = task.build(run.device, torch.float32)
     model, optimizer = fabric.setup(model, task.optimizer(model.parameters()))
-    loader = fabric.setup_dataloaders(_loader(run, task, options), use_distributed_sampler=False)
+    loader = fabric.setup_dataloaders(batches(run, task, options), use_distributed_sampler=False)
 
     def step(inputs: Tensor, targets: Tensor) -> None:
         optimizer.zero_grad()
         loss = task.loss(model(inputs), targets)
         fabric.backward(loss)
-        fabric.clip_gradients(model, optimizer, max_norm=_clip_norm(options))
+        fabric.clip_gradients(model, optimizer, max_norm=options.clip_norm or math.inf)
         optimizer.step()
 
-    return _seconds_per_step(loader, step, optimizer, task, options, clock)
+    return loader, step, optimizer
 
 
-def _loader(run: Run, task: Task, options: Settings) -> Any:
+def batches(run: Run, task: Task, options: Settings) -> Any:
+    """The loader of the runner's own batches."""
     feed = feed_of(run, source_of(task), options)
     assert isinstance(feed, IndexedFeed)
     feed.begin(0, 0)
     return feed.loader
 
 
-def _clip_norm(options: Settings) -> float:
-    assert options.clip_norm is not None
-    return options.clip_norm
-
-
-def _seconds_per_step(
-    loader: Iterable[Any],
-    step: Callable[[Tensor, Tensor], None],
-    optimizer: Optimizer,
-    task: Task,
-    options: Settings,
-    clock: Callable[[], float],
-) -> float:
-    assert options.max_steps is not None
+def ends_of_steps(loop: Loop, task: Task, options: Settings, clock: Callable[[], float]) -> list[float]:
+    """Train; return when each step has ended."""
+    loader, step, optimizer = loop
     assert task.schedule is not None
     schedule = LambdaLR(optimizer, task.schedule)
     ends = []
@@ -154,4 +173,4 @@ def _seconds_per_step(
         step(*batch.value)
         schedule.step()
         ends.append(clock())
-    return (ends[-1] - ends[0]) / (len(ends) - 1)
+    return ends
