@@ -60,8 +60,6 @@ def test_a_test_that_fails_hangs_or_ends_its_process_does_not_stop_the_others(tm
     [
         ("--test nothing", "TEST=nothing is in none of the 8 names; for example TEST=sums"),
         ("--test (", "TEST=( is no regular expression"),
-        ("--mpi openmp", "invalid choice: 'openmp'"),
-        ("--limit 0", "--limit: '0'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options: str, message: str) -> None:

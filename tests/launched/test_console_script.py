@@ -17,9 +17,8 @@ def job(way: list[str], *arguments: str, folder: Path) -> list[str]:
 
 
 @WAYS
-@pytest.mark.parametrize("forms", ["runner.py workloads/__init__.py", "runner/__init__.py workloads.py"])
-def test_a_script_finds_its_own(way: list[str], forms: str, tmp_path: Path) -> None:
-    project = tmp_path / "project"
+def test_a_script_finds_its_own(way: list[str], tmp_path: Path) -> None:
+    project, forms = tmp_path / "project", "runner.py workloads/__init__.py"
     for form in forms.split():
         (project / form).parent.mkdir(parents=True, exist_ok=True)
         (project / form).write_text(f"form = '{form}'\n")
@@ -30,18 +29,22 @@ def test_a_script_finds_its_own(way: list[str], forms: str, tmp_path: Path) -> N
 
 
 OURS = """\
+import importlib.util
+assert importlib.util.find_spec("runner") is not None
 import runner
 from runner import __version__
 import runner.cli
 import workloads.mnist
-print(runner.cli.main.__module__, workloads.mnist.main.__module__)
+from runner.base.early_signals import EARLY
+import runner.starting.launch
+print(runner.cli.main.__module__, workloads.mnist.main.__module__, runner.starting.launch.EARLY is EARLY)
 """
 
 
 @WAYS
 def test_a_script_without_one_finds_ours(way: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OURS)
-    assert job(way, "train.py", folder=tmp_path) == ["runner.cli workloads.mnist"] * 2
+    assert job(way, "train.py", folder=tmp_path) == ["runner.cli workloads.mnist True"] * 2
 
 
 def test_a_runner_in_the_working_folder_runs_under_python_m_only(tmp_path: Path) -> None:

@@ -18,14 +18,10 @@ LOGGED = ("workloads.linear", "--logger", "name")
 @pytest.mark.parametrize(
     ("kind", "target", "problem", "command"),
     [
-        ("launcher", "added:NONE", "AttributeError", ("explain",)),
         ("launcher", "added:__name__", "TypeError: it is a str, no launcher", ("explain",)),
-        ("backend", "added:NONE", "AttributeError", ("explain",)),
         ("backend", "added:__name__", "TypeError: 'str' object is not callable", ("explain",)),
         ("backend", "added:Other", "TypeError: it is a Other, no backend", ("explain",)),
-        ("strategy", "added:NONE", "AttributeError", TRAINING),
         ("strategy", "added:__name__", "TypeError: it is a str, no strategy", TRAINING),
-        ("logger", "added:NONE", "AttributeError", LOGGED),
         ("logger", "added:__name__", "TypeError: it is a str, no logger", LOGGED),
         ("tool", "added:NONE", "AttributeError", ("name",)),
         ("tool", "nothing:NONE", "ModuleNotFoundError", ("name",)),

