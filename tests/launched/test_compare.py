@@ -109,8 +109,8 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, 
 
 @pytest.mark.needs("compare")
 def test_a_workload_that_does_not_use_fit_is_named() -> None:
-    done = run(*RUNNER, "compare", "says_its_backend", cwd=folder_of("says_its_backend"))
-    refused(done, "says_its_backend trains without fit()")
+    done = run(*RUNNER, "compare", "shows_its_settings", cwd=folder_of("shows_its_settings"))
+    refused(done, "shows_its_settings trains without fit()")
 
 
 def test_resnet_follows_the_protocol(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def trained(turns: Turns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some steps by each strategy: of mnist with each of the options, and with weight decay."""
     folder = tmp_path_factory.mktemp("trained")
     trainings = {name: ["workloads.mnist", *SHORT, "--max-steps", "20", *options] for name, options in OPTIONS.items()}
-    trainings["decay"] = ["decaying", "--dtype", "float64", "--max-steps", "5"]
+    decay = ["--optimizer", "AdamW", "--decay", "5", "--net", "linear", "--batch-size", "8"]
+    trainings["decay"] = ["resumable", *decay, "--dtype", "float64", "--max-steps", "5"]
     for strategy in STRATEGIES:
         for name, training in trainings.items():
             ok(turns(2, *training, "--strategy", strategy, "--checkpoint-dir", str(folder / strategy / name)))

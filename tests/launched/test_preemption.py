@@ -97,7 +97,7 @@ def test_a_warning_before_the_training_begins_is_received(tmp_path: Path) -> Non
 @pytest.mark.parametrize("epochs", ["1", "2"])
 def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
     """It would take ten minutes. The last one is made when the job continues."""
-    job = ["slow_evaluation", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
+    job = ["resumable", "--slow-evaluation", "--batch-size=16", "--epochs", epochs, "--checkpoint-dir", str(tmp_path)]
     process = start(*under_mpirun(2, *RUNNER, *job), cwd=TRAINING)
     preempted(process, SIGUSR1, (tmp_path / "evaluates").exists)
     assert saved_step(tmp_path) == 2
@@ -106,15 +106,16 @@ def test_an_evaluation_is_left(epochs: str, tmp_path: Path) -> None:
 def test_the_time_limit_leaves_as_much_as_checkpoints_have_taken(tmp_path: Path) -> None:
     """Each takes 12 s here, more than a tenth of the time: the second would come too late."""
     began = time.monotonic()
-    job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--time-limit", "0:50", "--save-every", "10steps"]
-    done = run(*RUNNER, *job, "--keep", "1", "--epochs", "1000", cwd=TRAINING, timeout=300)
+    job = ["resumable", "--slow-writing=12", "--slow-steps=0.1", "--epochs=1000", "--save-every=10steps", "--keep=1"]
+    job += ["--time-limit=0:50", "--checkpoint-dir", str(tmp_path)]
+    done = run(*RUNNER, *job, cwd=TRAINING, timeout=300)
     assert done.returncode == 75, done.stderr
     assert f"{tmp_path}/step-{saved_step(tmp_path)};" in done.stderr
     assert time.monotonic() - began < 50  # by the job's own choice
 
 
 def test_after_sigterm_a_step_may_take_longer_than_half_a_minute(tmp_path: Path) -> None:
-    job = ["saves_slowly", "--checkpoint-dir", str(tmp_path), "--step-seconds", "40", "--epochs", "1"]
+    job = ["resumable", "--slow-steps=40", "--epochs=1", "--checkpoint-dir", str(tmp_path)]
     stderr = preempted(start(*RUNNER, *job, cwd=TRAINING), SIGTERM, (tmp_path / "in-step").exists)
     assert "SIGTERM" in stderr
     assert f"{tmp_path}/step-1;" in stderr

@@ -398,12 +398,12 @@ def test_a_job_that_has_nothing_left_to_do_ends_well(trained: Trained, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "said"), [([], "evaluated: Evaluation("), (["--no-epoch", "--batch-size", "8"], "done: 0 steps")]
+    ("asked_for", "said"), [(["--only-evaluates"], "evaluated: Evaluation("), (["--no-epoch"], "done: 0 steps")]
 )
 def test_a_workload_without_a_step_ends_well(asked_for: list[str], said: str, trained: Trained, tmp_path: Path) -> None:
     ok(trained(1, tmp_path, *SHORT, "--net", "linear", "--epochs", "1"))
-    place = ["--checkpoint-dir", str(tmp_path if not asked_for else tmp_path / "new"), "--resume"]
-    done = ok(runner(1, "only_evaluates", *place, *asked_for, cwd=TRAINING))
+    place = ["--checkpoint-dir", str(tmp_path if "--only-evaluates" in asked_for else tmp_path / "new"), "--resume"]
+    done = ok(runner(1, "resumable", "--net", "linear", *place, *asked_for, cwd=TRAINING))
     assert said in done.stdout
     # Torch before 2.10 may say this of a tensor at its end.
     assert [line for line in done.stderr.splitlines() if "Deallocating Tensor that still has live" not in line] == []
