@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -26,22 +25,6 @@ def trained(text: str, snapshot: Path, local: list[int]) -> None:
     """snapshots.py ran two epochs on ranks with these local ranks."""
     assert ranks(text) == [f"rank {rank} local {own} of {len(local)}: 2 epochs" for rank, own in enumerate(local)]
     assert torch.load(snapshot)["epochs"] == 2
-
-
-def test_python_in_a_batch_script(vc: Cluster, tmp_path: Path) -> None:
-    """Two tasks are how some ask for two cores: it runs, with a word on the other task."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/bash\n{shlex.join([*RUNNER, str(RECIPES / 'one_process.py')])}\n")
-    text = submit(vc, script, ["--nodes=1", "--ntasks=2"])
-    assert "one process: accuracy above 0.9 True" in text
-    assert " 2 tasks " in text
-
-
-def test_torchrun_on_one_node(vc: Cluster, tmp_path: Path) -> None:
-    target = ["-m", "runner", str(RECIPES / "snapshots.py"), str(tmp_path / "snapshot.pt"), "2"]
-    shape = ["--nodes=1", "--ntasks=2"]
-    text = submit(vc, RECIPES / "one_node_torchrun.sh", shape, TORCHRUN, "2", *target, PORT=str(vc.free_port("node1")))
-    trained(text, tmp_path / "snapshot.pt", [0, 1])
 
 
 def test_a_torchrun_on_each_of_two_nodes(vc: Cluster) -> None:

@@ -74,29 +74,6 @@ def test_signals_to_a_script(script: str, environment: dict[str, str], tmp_path:
         process.wait()
 
 
-@pytest.mark.parametrize("how", ["usr1", "touch"])
-def test_sigterm_tells_a_script_to_save(how: str, tmp_path: Path) -> None:
-    file = tmp_path / "now"
-    target = ["--on-preempt", "usr1" if how == "usr1" else f"touch={file}", path_of("saves_when_told")]
-    arguments = [str(tmp_path), *([str(file)] if how == "touch" else [])]
-    environment = {"MPIRUN": str(PREFIXES / "mpich" / "bin" / "mpiexec"), "PYTHON": RUNNER[0], "RANKS": "2"}
-    process = subprocess.Popen(
-        [str(FOLDER / "mpich.sh"), *target, *arguments],
-        env=clean_environment(**environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        files(tmp_path, "started")
-        process.send_signal(SIGTERM)
-        process.wait(60)
-        files(tmp_path, "saved")
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.parametrize("launcher", ["srun", "openmpi5", "intelmpi"])
 def test_signals_to_a_job(vc: Cluster, launcher: str, tmp_path: Path) -> None:
     """``scancel --batch`` signals as ``sbatch --signal=B:USR1@…`` does, only at once."""

@@ -1,4 +1,4 @@
-"""A regression whose data and model draw random numbers of every kind, and whose steps, evaluation and checkpoints may be slow."""
+"""A regression that draws random numbers of every kind; its steps, evaluations and checkpoints may be slow."""
 
 import os
 import random
