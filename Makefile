@@ -38,7 +38,7 @@ help:
 	@echo "make parity   every strategy and combination against one process; writes docs/results/parity.md (an hour)"
 	@echo "make sweep    torch's layers and optimizers under each strategy; writes the table of docs/results/models.md (ten minutes)"
 	@echo "make test-faults  what can go wrong, under every launcher; writes docs/results/faults.md (as root; an hour and a quarter)"
-	@echo "make test-kills   two hundred kills in the middle of training and saving, two hundred clean jobs (forty minutes)"
+	@echo "make test-kills   two hundred kills in the middle of training and saving (half an hour)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"
 	@echo "make smoke    explain, doctor and a few steps of mnist on this machine"
@@ -81,7 +81,6 @@ test-faults: setup
 test-kills: setup
 	$(BIN)/python -m tests.campaigns.endurance.kills
 	$(BIN)/python -m tests.campaigns.endurance.kills --training "--strategy fsdp --save-async"
-	$(BIN)/python -m tests.campaigns.endurance.clean_jobs
 
 # One environment per torch (tests/versions.py). This is what each of them runs.
 test-versions: setup

@@ -10,7 +10,6 @@ import pytest
 from tests.launching import RUNNER, folder_of, mpirun_path, ok, run, runner, warnings_of
 from tests.results import refused
 from tests.terminal import on_terminal
-from tests.turns import Turns
 
 SMALL = ["workloads.mnist", "--data", "digits", "--steps", "8", "--rounds", "2"]
 RESNET = ["--model", "resnet18", "--image-size", "32", "--batch-size", "2"]
@@ -103,8 +102,8 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
         ([*SMALL, "--rounds", "0"], "--rounds: '0'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, turns: Turns, tmp_path: Path) -> None:
-    refused(turns(2, "compare", *arguments, cwd=tmp_path), expected)
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    refused(run(*RUNNER, "compare", *arguments, cwd=tmp_path), expected)
 
 
 @pytest.mark.needs("compare")

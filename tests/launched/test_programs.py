@@ -29,7 +29,6 @@ from tests.results import refused
 PROGRAM = Path(path_of("how_it_runs"))
 FORMS = {
     "script": ["s.py", "spawn"],
-    "script, ended with a reason": ["s.py", "reason"],
     "script in a folder": ["sub/s.py", "spawn"],
     "script, by a link": ["link.py", "spawn"],
     "script without a suffix": ["./plain", "a"],

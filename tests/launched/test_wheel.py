@@ -1,4 +1,4 @@
-"""A wheel and an sdist made from the repository hold all that is needed, each in an environment that has nothing else of it."""
+"""An sdist, and the wheel made of it, hold all that is needed, in an environment that has nothing else of them."""
 
 from __future__ import annotations
 
@@ -57,14 +57,12 @@ def install(wheel: Path, environment: Path) -> Installed:
     return Installed(environment, wheel)
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist"])
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    folder = tmp_path_factory.mktemp(request.param)
-    source = sources(folder / "source")
-    if request.param == "sdist":
-        ok(run(sys.executable, "-c", BUILD_SDIST, str(folder), cwd=source))
-        (source,) = folder.glob("*.tar.gz")
-    return install(make_wheel(source, folder), folder / "environment")
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("sdist")
+    ok(run(sys.executable, "-c", BUILD_SDIST, str(folder), cwd=sources(folder / "source")))
+    (sdist,) = folder.glob("*.tar.gz")
+    return install(make_wheel(sdist, folder), folder / "environment")
 
 
 def test_every_file_is_there(installed: Installed) -> None:
