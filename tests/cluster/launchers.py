@@ -178,12 +178,6 @@ LAUNCHERS: dict[str, Launch] = {
 }
 
 
-def detected(name: str) -> str:
-    """The name that detection gives a launcher."""
-    of_slurm = {"srun": "slurm", "srun-pmi2": "slurm", "srun-torchrun": "torchrun"}
-    return of_slurm.get(name, name.removeprefix("sbatch-").rstrip("45"))
-
-
 def _with_slots(vc: Cluster, slots: Sequence[int]) -> str:
     return ",".join(f"{host}:{count}" for host, count in zip(vc.hosts, slots, strict=False))
 

@@ -43,12 +43,11 @@ def test_a_workload_that_imports_it_first() -> None:
 @pytest.mark.needs("compare")
 def test_compare_by_it(tmp_path: Path) -> None:
     options = ["--steps", "4", "--rounds", "2", "--engines", "ddp:gloo,horovod", "--json", "found"]
-    for way in ("mpi", "file"):
-        ok(runner(2, "--rendezvous", way, "compare", "workloads.linear", "--dtype", "float64", *options, cwd=tmp_path))
-        engines = json.loads((tmp_path / "found").read_text())["engines"]
-        assert [engine["engine"] for engine in engines] == ["ddp:gloo", "horovod", "alone"]
-        assert engines[1]["ranks_agree"]
-        assert engines[1]["distance"] < 1e-12
+    ok(runner(2, "--rendezvous", "file", "compare", "workloads.linear", "--dtype", "float64", *options, cwd=tmp_path))
+    engines = json.loads((tmp_path / "found").read_text())["engines"]
+    assert [engine["engine"] for engine in engines] == ["ddp:gloo", "horovod", "alone"]
+    assert engines[1]["ranks_agree"]
+    assert engines[1]["distance"] < 1e-12
 
 
 def test_bench_by_it(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_pytorchs_ways_to_be_parallel_run_on_it(tmp_path: Path) -> None:
 
 
 def test_workloads_get_it_where_the_ranks_met_by_mpi() -> None:
-    for options, backend in (([], "mpi4py"), (["--rendezvous", "file"], "gloo"), (["--backend", "gloo"], "gloo")):
+    for options, backend in (([], "mpi4py"), (["--rendezvous", "file"], "gloo")):
         done = ok(runner(2, *options, "shows_its_settings", cwd=folder_of("shows_its_settings")))
         assert [line.split()[1] for line in done.stdout.splitlines()] == [backend] * 2
 

@@ -38,7 +38,7 @@ from tests.results import refused
     ids=["unknown target", "no script", "unknown option", "no GPU"],
 )
 def test_before_torch(arguments: list[str], texts: list[str], tmp_path: Path) -> None:
-    refused(runner(4, *arguments, PYTHONPATH=fake_torch("2.14.0", tmp_path)), *texts)
+    refused(runner(2, *arguments, PYTHONPATH=fake_torch("2.14.0", tmp_path)), *texts)
 
 
 @pytest.mark.parametrize(
