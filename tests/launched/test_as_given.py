@@ -77,3 +77,17 @@ def test_a_script_that_evaluates(options: str, tmp_path: Path) -> None:
 def test_a_step_that_is_ended_before_the_optimizer_steps_is_refused(tmp_path: Path) -> None:
     done = runner(2, path_of("own_evaluation"), f"--checkpoint-dir={tmp_path}", "--early")
     refused(done, "save_if_due() between backward() and step() of maker; call it after maker.step()")
+
+
+REST, HEAD = "2.weight 2.bias 4.weight 4.bias", "4.weight 4.bias"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", FSDP])
+def test_what_is_frozen_gets_nothing(strategy: str, tmp_path: Path) -> None:
+    """And in ``model.frozen()`` nothing is added to the gradients that are there."""
+    options = [f"--strategy={strategy}", "--max-steps=2", f"--checkpoint-dir={tmp_path}"]
+    done = ok(runner(2, path_of("frozen_parts"), *options))
+    of_a_step = [f"apart gradients: {REST}", f"apart state: {REST}"]
+    of_a_step += [f"together gradients: {HEAD}", f"together state: {HEAD}"]
+    of_a_step += ["judge: same gradients True; maker: weight bias"]
+    assert done.stdout.splitlines()[:10] == 2 * of_a_step
