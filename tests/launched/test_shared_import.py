@@ -1,4 +1,4 @@
-"""A program forked of a process that has imported torch finds torch as if it had imported it itself; hooks of imports."""
+"""A program forked of a process that has imported torch finds torch as if it had imported it itself; and hooks of imports."""
 
 from __future__ import annotations
 

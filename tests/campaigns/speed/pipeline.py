@@ -1,9 +1,9 @@
 """The speed-up of pipeline schedules over one stage, by layers that take a known time because they sleep.
 
-    mpirun -np 4 python -m runner [--backend gloo] tests.campaigns.speed.pipeline [--micro-batches 9 16] [--milliseconds 10]
+    mpirun -np 4 python -m runner tests.campaigns.speed.pipeline [--micro-batches 9 16] [--milliseconds 10]
 
-A forward pass of a layer takes this long, a backward pass twice (half of it for the inputs, half for the weights: zero-bubble
-schedules do them apart). The formula's speed-up is m p / (m + p - 1).
+A forward pass of a layer takes this long, a backward pass twice: half for the inputs, half for the weights, which zero-bubble
+schedules do apart. The formula's speed-up is m p / (m + p - 1).
 """
 
 from __future__ import annotations
