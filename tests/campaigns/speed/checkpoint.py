@@ -27,6 +27,7 @@ from runner.training.checkpoint.checkpoints import Checkpoints
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.workload import call
+from tests.campaigns.speed.spread import ratios, spread
 from workloads import llama
 
 STEPS = 8  # after each checkpoint
@@ -83,7 +84,4 @@ def _report(run: Run, stops: dict[str, list[float]], takes: dict[str, list[float
     for name in ("at once", "in the background"):
         cost = statistics.median(takes[name]) - bare
         run.print(f"{name:18} stops {1e3 * statistics.median(stops[name]):7.2f} ms  costs {1e3 * cost:7.2f} ms")
-    ratios = [new / old for new, old in zip(stops["in the background"], stops["at once"], strict=True)]
-    run.print(
-        f"stops, in the background ÷ at once: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    )
+    run.print(f"stops, in the background ÷ at once: {spread(ratios(stops['in the background'], stops['at once']))}")

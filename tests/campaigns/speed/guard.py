@@ -1,17 +1,15 @@
-"""What watching a job costs: time at the start and end of a job, memory, and processor time while the job trains.
+"""What watching a job costs: memory, and processor time while the job trains.
 
-    python -m tests.campaigns.speed.guard [--rounds 15] [--ranks 2 8] [--seconds 20]
+    python -m tests.campaigns.speed.guard [--ranks 2 8] [--seconds 20]
 
-The job of the first is a script that only imports torch, with the runner's processes and without, in turn. Memory is the proportional set
-size (PSS) of each kind of process, with its share of what several have in common: torch's is the importer's and the workers'.
+Memory is the proportional set size (PSS) of each kind of process, with its share of what several have in common: torch's is the
+importer's and the workers'.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,44 +17,20 @@ from pathlib import Path
 
 import psutil
 
-from tests.launching import RUNNER, clean_environment, mpirun_path, ok, path_of, run
+from tests.launching import RUNNER, clean_environment, mpirun_path
 from tests.polling import poll_until
 from tests.processes import AGENT, IMPORTER, is_worker, left_of, of_name, processes, proxies
 
-SECONDS = 0.050  # wanted at most
 STARTING = 120.0  # seconds until all ranks train
-UNGUARDED = [sys.executable, path_of("unguarded")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--seconds", type=float, default=20, help="of training")
     given = parser.parse_args()
-    measure_start(given.rounds)
     for ranks in given.ranks:
         measure_training(ranks, given.seconds)
-
-
-def measure_start(rounds: int) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write("import torch\n")
-        script.flush()
-        differences = []
-        for number in range(rounds + 1):  # the first fills the file cache
-            took = [_seconds([*command, script.name]) for command in (RUNNER, UNGUARDED)]
-            if number:
-                differences.append(took[0] - took[1])
-    middle = statistics.median(differences)
-    spread = f"{1e3 * min(differences):.0f} to {1e3 * max(differences):.0f}"
-    print(f"start and end: {1e3 * middle:.0f} ms more ({spread}), wanted: at most {1e3 * SECONDS:.0f}", flush=True)
-
-
-def _seconds(command: list[str]) -> float:
-    start = time.perf_counter()
-    ok(run(*command))
-    return time.perf_counter() - start
 
 
 def measure_training(ranks: int, seconds: float) -> None:

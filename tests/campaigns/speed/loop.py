@@ -15,7 +15,6 @@ import contextlib
 import io
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -38,6 +37,7 @@ from runner.training.loop import fit
 from runner.training.run import Run
 from runner.training.settings import Settings
 from runner.training.workload import call
+from tests.campaigns.speed.spread import ratios, spread
 from workloads import llama
 
 Loop = tuple[
@@ -98,11 +98,9 @@ def compare(run: Run, loops: dict[str, Callable[[], list[float]]], rounds: int) 
                 seconds[name].append((ends[-1] - ends[0]) / (len(ends) - 1))
         names.append(names.pop(0))  # another goes first
     for name, times in seconds.items():
-        shown = f"{1e3 * statistics.median(times):.3f} ms per step ({1e3 * min(times):.3f} to {1e3 * max(times):.3f})"
-        run.print(f"{name:10} {shown}")
+        run.print(f"{name:10} {spread(1e3 * one for one in times)} ms per step")
     for name in others:
-        ratios = [own / other for own, other in zip(seconds[first], seconds[name], strict=True)]
-        run.print(f"{first} / {name:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        run.print(f"{first} / {name:10} {spread(ratios(seconds[first], seconds[name]))}")
 
 
 def by_hand(run: Run, task: Task, options: Settings) -> Loop:

@@ -70,13 +70,13 @@ class Found:
     Attributes:
         benches: the measurements of each of ``BENCHES``.
         trainings: the engines of each of ``TRAININGS``, by name.
-        sharded: the sharded steps.
+        sharded: how much faster each sharded step is than by gloo.
         texts: what each command printed.
     """
 
     benches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     trainings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sharded: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
     def allreduce(self, bench: str, size: int, backend: str, what: str = "seconds") -> float:

@@ -24,6 +24,7 @@ from runner.parallel.mesh import Degrees, lay_out
 from runner.parallel.settings import SCHEDULES, ParallelSettings
 from runner.parallel.task import Plan, Task
 from runner.training.run import Run
+from tests.campaigns.speed.spread import spread
 
 LAYERS, WIDTH = 8, 4
 
@@ -77,11 +78,8 @@ def main(run: Run, argv: list[str]) -> None:
                 pp=run.size, pp_schedule=name, stages_per_rank=schedule.stages, micro_batches=micro_batches
             )
             found = [_speed_up(run, options, given.milliseconds / 1000) for _ in range(given.rounds)]
-            ratios = [one / formula for one in found]
-            run.print(
-                f"{run.size:3} {micro_batches:3}  {name:24} {statistics.median(found):8.3f} {formula:8.3f}  "
-                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-            )
+            told = f"{statistics.median(found):8.3f} {formula:8.3f}  {spread(one / formula for one in found)}"
+            run.print(f"{run.size:3} {micro_batches:3}  {name:24} {told}")
 
 
 def _speed_up(run: Run, options: ParallelSettings, seconds: float) -> float:

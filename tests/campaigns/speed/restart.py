@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import tempfile
 from pathlib import Path
 
+from tests.campaigns.speed.spread import ratios, spread
 from tests.launching import RUNNER, mpirun_path, path_of, run, torchrun_command
 
 SCRIPT = path_of("killed_once")
@@ -60,16 +60,10 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     found[name].append(measure(way(ranks, Path(folder)), Path(folder)))
         for name, seconds in found.items():
-            print(
-                f"{ranks} ranks, {name:10} {statistics.median(seconds):5.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
-            )
-        for name in [name for name in ways if name != "torchrun"]:
-            pairs = zip(found[name], found["torchrun"], strict=True)
-            ratios = [own / other for own, other in pairs if own < math.inf and other < math.inf] or [math.nan]
-            print(
-                f"{ranks} ranks, {name} ÷ torchrun {statistics.median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-                flush=True,
-            )
+            print(f"{ranks} ranks, {name:10} {spread(seconds, 2)} s")
+        for name in ("in place", "supervise"):
+            known = [one for one in ratios(found[name], found["torchrun"]) if 0 < one < math.inf]  # both have gone on
+            print(f"{ranks} ranks, {name} ÷ torchrun {spread(known or [math.nan], 2)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from runner.training.run import Run
+from tests.campaigns.speed.spread import ratios, spread
 
 WIDTH, HIDDEN, BLOCKS, BATCH = 512, 2048, 4, 32
 STEPS = 5  # in a turn
@@ -82,12 +83,8 @@ def main(run: Run, argv: list[str]) -> None:
                 slowest = torch.tensor([(time.perf_counter() - start) / STEPS], dtype=torch.float64)
                 dist.all_reduce(slowest, dist.ReduceOp.MAX)
                 seconds[name].append(slowest.item())
-        ratios = [gloo / mpi for gloo, mpi in zip(seconds["gloo"], seconds["mpi4py"], strict=True)]
-        medians = {name: statistics.median(times) for name, times in seconds.items()}
-        found[what] = {"seconds": medians, "ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
-        run.print(
-            f"{what:16} gloo {1e3 * medians['gloo']:.1f} ms, mpi4py {1e3 * medians['mpi4py']:.1f} ms per step, "
-            f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+        gloo, mpi4py = (f"{1e3 * statistics.median(seconds[name]):.1f} ms" for name in BACKENDS)
+        found[what] = statistics.median(own := ratios(seconds["gloo"], seconds["mpi4py"]))
+        run.print(f"{what:16} gloo {gloo}, mpi4py {mpi4py} per step, ratio {spread(own, 2)}")
     if run.is_main and given.json:
         given.json.write_text(json.dumps(found))

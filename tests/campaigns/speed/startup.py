@@ -8,10 +8,10 @@ Prints the median wall time of each, and the ratios round by round (median, smal
 from __future__ import annotations
 
 import shlex
-import statistics
 import sys
 import time
 
+from tests.campaigns.speed.spread import ratios, spread
 from tests.launching import RUNNER, free_port, mpirun_path, ok, path_of, run, torchrun_command
 
 SCRIPT = path_of("ddp_allreduce")
@@ -38,13 +38,9 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - start)
         print(f"round {number} of {rounds}", end="\r", file=sys.stderr)
     for name, times in seconds.items():
-        print(f"{name:10} {statistics.median(times):5.2f} s  ({min(times):.2f} to {max(times):.2f})")
+        print(f"{name:10} {spread(times, 2)} s")
     for name, limit in AT_MOST.items():
-        ratios = [own / other for own, other in zip(seconds["runner"], seconds[name], strict=True)]
-        print(
-            f"runner / {name:10} {statistics.median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f}), "
-            f"wanted: at most {limit}"
-        )
+        print(f"runner / {name:10} {spread(ratios(seconds['runner'], seconds[name]), 2)}, wanted: at most {limit}")
 
 
 if __name__ == "__main__":
