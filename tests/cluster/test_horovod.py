@@ -41,8 +41,6 @@ def test_horovodrun_between_two_hosts(way: str, vc: Cluster, tmp_path: Path) -> 
     assert hosts(found) == {"node1": [0], "node2": [1]}
     trained = ["--strategy", "horovod", "--max-steps", "4", "--checkpoint-dir", str(tmp_path)]
     assert any(line.startswith("done: 4 steps") for line in lines("workloads.mnist", *trained, "--data", "fake"))
-    table = lines("compare", "workloads.linear", "--engines", "horovod,ddp:gloo", "--steps", "4", "--rounds", "1")
-    assert [line.split()[0] for line in table if line.startswith(("horovod ", "ddp:gloo "))] == ["horovod", "ddp:gloo"]
 
 
 @pytest.mark.parametrize("bare", ["node1", "node2"])  # rank 0's, and the other

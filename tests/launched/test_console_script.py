@@ -95,12 +95,6 @@ def test_a_workloads_processes_find_ours(tmp_path: Path) -> None:
     assert job(CONSOLE, "squares", folder=tmp_path) == ["[0, 1, 4, 9]"] * 2
 
 
-@WAYS
-def test_a_workload_is_ours_where_the_users_has_none_of_the_name(way: list[str], tmp_path: Path) -> None:
-    (tmp_path / "workloads.py").write_text("raise SystemExit('it was imported')\n")
-    assert "done: 2 steps" in ok(mpirun(2, *way, *TRAINING, cwd=tmp_path)).stdout
-
-
 @pytest.mark.parametrize(
     "starts_again", [["--restart-in-place", "1"], ["supervise", "--log-dir", "log", "--"]], ids=["guard", "supervise"]
 )
