@@ -1,4 +1,4 @@
-"""What a training tells: its hooks get its state, its caller a result, and the screen lines."""
+"""The state that a training gives its hooks, the result that it returns, and the lines that it prints."""
 
 from __future__ import annotations
 

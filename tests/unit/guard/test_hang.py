@@ -95,7 +95,7 @@ def test_on_a_gpu_ranks_that_wait_for_their_device_are_not_blamed() -> None:
     ahead = Call(group="0", number=9, name="all_reduce", is_over=False)
     hang.calls = {0: [ahead], 1: [Call(group="0", number=8, name="all_reduce")], 2: [ahead], 3: []}
     first = hang.report(range(4)).splitlines()[0]
-    assert "rank 1 in load (train.py:14); rank 3 in forward (linear.py:134); rank 0 waiting in records" in first
+    assert "rank 1 in load (train.py:14); rank 3 in forward (linear.py:134); rank 0 waiting in gather" in first
     assert hang.late == [1, 3]  # the second has not said in which collective it is
 
 
