@@ -37,7 +37,7 @@ def trained(optimizer: type[torch.optim.Optimizer], **options: object) -> tuple[
     ("optimizer", "options"),
     [
         (torch.optim.SGD, {"lr": 0.1}),
-        (torch.optim.SGD, {"lr": numpy.float64(0.1), "momentum": 0.9}),
+        (torch.optim.SGD, {"lr": numpy.float32(0.1), "momentum": 0.9}),
         (torch.optim.Adam, {}),
         (torch.optim.AdamW, {"lr": torch.tensor(0.1), "amsgrad": True}),
         (torch.optim.LBFGS, {"history_size": 3}),
