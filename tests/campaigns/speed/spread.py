@@ -1,4 +1,4 @@
-"""How what was measured several times is told."""
+"""Texts about what was measured several times."""
 
 from __future__ import annotations
 

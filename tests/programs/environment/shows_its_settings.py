@@ -8,4 +8,4 @@ from runner.training.run import Run
 
 
 def main(run: Run, argv: list[str]) -> None:
-    print(run.rank, dist.get_backend(), os.environ["OMP_NUM_THREADS"], flush=True)
+    print(run.rank, dist.get_backend(), os.environ.get("OMP_NUM_THREADS"), flush=True)
