@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from runner.training.loggers.logger import LoggedRun, identifier_of
 _SEND_EVERY_SECONDS = 5.0
 # The limits of a request at the start, where a wrong address should be told soon. Later requests are tried again for minutes.
 _MLFLOW_START_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+_MLFLOW_REFUSES = re.compile(r"[^\w./ -]")  # in names of metrics; older servers refuse a colon
 # W&B's own limits in seconds, below the runner's. `wandb sync` sends what is left in wandb/. W&B before 0.27 knows no limit at the end.
 _WANDB_LIMITS = {"WANDB_INIT_TIMEOUT": "40", "WANDB_FINISH_TIMEOUT": "25"}
 
@@ -67,7 +69,7 @@ class MLflow:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        self._values += [(name, value, now, step) for name, value in values.items()]
+        self._values += [(_MLFLOW_REFUSES.sub("_", name), value, now, step) for name, value in values.items()]
         if self._sending.done() and time.monotonic() > self._sent + _SEND_EVERY_SECONDS:
             self._sending.result()  # raises the error of the last request
             self._send()
