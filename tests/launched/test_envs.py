@@ -62,7 +62,7 @@ def test_the_oldest_that_are_tried_are_those_that_the_project_claims() -> None:
     ]
     claimed = dict(re.split("[,;]", line)[0].split(">=") for line in project["dependencies"] + extras)
     tried = versions(ROOT / "tests" / "oldest.txt")
-    assert claimed.keys() == tried.keys()
+    assert claimed.keys() <= tried.keys()  # one may need another of its time
     for name, version in claimed.items():
         assert tried[name].split(".")[:2] == version.split(".")[:2], name
 
