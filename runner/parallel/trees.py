@@ -37,7 +37,7 @@ def map_tensors(
     if isinstance(tree, Mapping):
         items = {key: mapped(value) for key, value in tree.items()}
         try:
-            return items if type(tree) is dict else type(tree)(items)  # type: ignore[call-arg]  # most take them
+            return items if type(tree) is dict else type(tree)(items)  # type: ignore[call-arg]  # most are made of a dict
         except Exception:  # whatever a class of one's own makes of it
             return items
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -184,7 +184,7 @@ def read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  # it is no dict
+            for name in file.keys():  # noqa: SIM118  # a file cannot be iterated over
                 yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise UsageError(

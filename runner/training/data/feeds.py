@@ -135,7 +135,7 @@ def order_of(
         ranks = size if distributed is None else 1
         counted = None
         if source.is_test and distributed is not None and distributed is source.sampler:  # not what it adds to fill up
-            counted = len(range(rank, len(distributed.dataset), size))  # type: ignore[arg-type]  # it has been asked before
+            counted = len(range(rank, len(distributed.dataset), size))  # type: ignore[arg-type]  # it has one: its sampler asked
         order = DrawnOrder(
             chosen,
             rank,
