@@ -132,9 +132,7 @@ class Workers:
             importer.is_ready = message["ready"]
             if said := message["said"].decode(errors="replace").rstrip():
                 self._say(said)  # once, as each rank would print the same
-            if (
-                not importer.is_ready
-            ):  # its imports cannot be forked, so it has ended; the next one imports nothing ahead
+            if not importer.is_ready:  # its imports cannot be forked, so it has ended; the next one imports nothing
                 self._work.import_per_rank(message["why"])
                 self._close_importer()
         elif "error" in message:
