@@ -49,7 +49,7 @@ def submit(vc: Cluster, script: Path, options: list[str], *arguments: str, **env
 
 def finished(vc: Cluster, job: str, output: Path) -> str:
     """What a job printed, when it has come to a good end."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         state = vc.run("node1", ["scontrol", "show", "job", job, "--oneliner"]).stdout
         if any(f"JobState={end} " in state for end in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")):

@@ -201,7 +201,7 @@ def requeued(scene: Scene, *, by_slurm: bool = False) -> CompletedProcess[str]:
         target += ["--milliseconds", "500"]
     else:
         last = 60
-        target += ["--time-limit", "0:20", "--fault", "pause", "--at", "31", "--once", f"{scene.folder}/once"]
+        target += ["--time-limit", "0:40", "--fault", "pause", "--at", "31", "--once", f"{scene.folder}/once"]
     target += ["--max-steps", str(last)]
     text = submit_by(scene.vc, scene.launcher, request, *target, PYTHONPATH=f"{ROOT}:{folder_of('faulty')}")
     saved = re.findall(
