@@ -62,7 +62,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "GIL": hold_the_gil,
     "sleep": lambda: time.sleep(600),
-    "pause": lambda: time.sleep(40),
+    "pause": lambda: time.sleep(40),  # as long as the time limit of the job that is queued again
     "skip": lambda: dist.all_reduce(torch.ones(1)),  # one collective more than the others
     "memory": take_all_memory,
     "agent": lambda: os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL),
