@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from runner.versions.torch_build import release_of, torch_build
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 _RELEASE = release_of(torch_build().version)
@@ -34,6 +35,13 @@ RECORDER: dict[str, str] = {"TORCH_FR_BUFFER_SIZE": "2000"} if (2, 9) <= _RELEAS
 
 # 2.10: before it a pipeline always returns the last stage's outputs.
 NO_OUTPUTS: dict[str, Any] = {"return_outputs": False} if _RELEASE >= (2, 10, True) else {}
+
+
+def known_dtypes(*names: str) -> list[torch.dtype]:
+    """Return the dtypes of these names that this torch has. 2.14: before it there is no bcomplex32."""
+    import torch
+
+    return [getattr(torch, name) for name in names if hasattr(torch, name)]
 
 
 def in_order(ranks: Sequence[int]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
@@ -64,6 +65,15 @@ COMPILER = "torch._dynamo"
 # The logger of remarks on how DTensors are gathered, and the placement that one of them is about. Instead: none.
 REDISTRIBUTION = "torch.distributed.tensor._redistribute"
 NORM_PLACEMENT = "_NormPartial"
+
+# The names of a process group's operations before 2.13, by those of today. Instead: today's, with newer releases.
+OLDER_OPERATIONS = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
 
 # Methods of torch's classes that a class derived from one replaces, where it stands: a process group's when it is given its name (the
 # MPI group has another beside it), a module's by which to(), half() and to_empty() change its tensors (Llama ties weights anew).
@@ -121,6 +131,39 @@ def decide_who_serves(is_served: Callable[[], bool]) -> None:
 def has_devices(group: ProcessGroup) -> bool:
     """Whether a backend is registered in the group (2.14). Instead: none."""
     return bool(cast("Any", group)._device_types)
+
+
+def make_groups_by(make: Callable[..., Any]) -> None:
+    """Have a function make process groups. Its first argument is torch's own maker, the others are that one's. Instead: none.
+
+    torch.distributed is imported.
+    """
+    module: Any = sys.modules["torch.distributed.distributed_c10d"]
+    module._new_process_group_helper = partial(make, module._new_process_group_helper)
+
+
+def call_backend(group: Any, name: str) -> None:
+    """Have torch.distributed call a group's backend by this name. torch.distributed is imported. Instead: none."""
+    module: Any = sys.modules["torch.distributed.distributed_c10d"]
+    world, backend = module._world, module.Backend(name)
+    if group in world.pg_map:  # this rank is a member
+        world.pg_map[group] = backend, world.pg_map[group][1]
+        world.pg_backend_config[group] = str(module.BackendConfig(backend))
+
+
+def takes_backend_in_python() -> bool:
+    """Whether a class in Python may derive from torch's ``Backend`` (2.14). Instead: none."""
+    return hasattr(import_module("torch.distributed.distributed_c10d")._DistributedBackendOptions(), "process_group")
+
+
+def factor_of(operation: Any) -> Any:
+    """Return the factor of a ``ReduceOp.PREMUL_SUM``. Instead: ``factor``, which torch has from 2.14 on."""
+    return operation.factor if hasattr(operation, "factor") else operation.__getstate__()[1]
+
+
+def options_class(name: str) -> Any:
+    """Return the class of an operation's options. Instead: none for most of them."""
+    return getattr(import_module(C10D), name)
 
 
 def register_backend(group: ProcessGroup, device: str, backend: Any) -> None:

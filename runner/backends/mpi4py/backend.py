@@ -1,7 +1,7 @@
 """torch.distributed over the MPI that started the job: ``init_process_group("mpi4py")``, with stock torch wheels.
 
-A c10d ``Backend`` in Python (torch 2.14 or newer allows such subclasses). Each group has a communicator of its own; one
-engine per process progresses the calls of all groups.
+A c10d ``Backend`` in Python, which torch allows from 2.14 on; before that, the part of a group in Python that does the work
+(``older_group``). Each group has a communicator of its own; one engine per process progresses the calls of all groups.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from runner.backends.mpi4py.checks import (
 from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.members import Members
 from runner.backends.mpi4py.monitored import MonitoredBarrier, highest_tag_of_messages
+from runner.backends.mpi4py.older_group import PlainBackend
 from runner.backends.mpi4py.profiling import recorded
 from runner.backends.mpi4py.streams import DeviceStreams
 from runner.backends.mpi4py.tasks import MPITask, Order, Steps
@@ -36,10 +37,14 @@ from runner.backends.mpi4py.types import Reduction, reduction_of
 from runner.backends.mpi4py.work import MPIWork, seconds_of
 from runner.guard.hang.collectives import Call
 from runner.rendezvous.methods.mpi_library import abandoned
-from runner.versions.torch_private import Backend, is_profiling
+from runner.versions.torch_private import Backend, is_profiling, takes_backend_in_python
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Base = Backend
+else:
+    Base = Backend if takes_backend_in_python() else PlainBackend
 
 _LAST_MESSAGES = 10.0  # seconds that open messages get when their group is destroyed
 
@@ -47,7 +52,7 @@ _LAST_MESSAGES = 10.0  # seconds that open messages get when their group is dest
 _open: set[MPIBackend] = set()  # a wrapper in C++ (TORCH_DISTRIBUTED_DEBUG=DETAIL) holds no Python object
 
 
-class MPIBackend(Backend):
+class MPIBackend(Base):
     """A group's operations. All ranks of a group call its collectives in the same order.
 
     Args:
@@ -66,7 +71,7 @@ class MPIBackend(Backend):
         self._mailbox, self._highest_tag = messages.Mailbox(comm), highest_tag_of_messages()
         self._rank, self._ranks = comm.rank, comm.size
         self._order, self._streams = Order(), DeviceStreams()
-        self._asked_for = 0  # collectives
+        self.asked_for = 0  # collectives
         self._blocking = Blocking(engine, self._order, comm)
         self._monitored_barrier = MonitoredBarrier(comm, engine.cores)
         _open.add(self)
@@ -76,9 +81,14 @@ class MPIBackend(Backend):
         return "mpi4py"
 
     @property
+    def timeout(self) -> timedelta:
+        """The group's time limit for a call."""
+        return timedelta(seconds=self._timeout)
+
+    @property
     def options(self) -> Backend.Options:
         """The group's time limit and ranks. torch 2.15's flight recorder asks for them."""
-        options = Backend.Options(self.getBackendName(), timedelta(seconds=self._timeout))
+        options = Backend.Options(self.getBackendName(), self.timeout)
         options.global_ranks_in_group = list(self._members.ranks)
         return options
 
@@ -86,7 +96,7 @@ class MPIBackend(Backend):
         """Does nothing: the number begins at 0 on all ranks."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._asked_for
+        return self.asked_for
 
     def last_call(self) -> Call:
         """The collective under way, or else the last one."""
@@ -237,7 +247,7 @@ class MPIBackend(Backend):
     def _call(
         self, what: str, opts: Any, inputs: Sequence[Tensor], results: Sequence[Tensor], steps: Steps
     ) -> MPIWork | None:
-        self._asked_for += 1
+        self.asked_for += 1
         if inputs and not inputs[0].is_cpu:
             steps = self._streams.after_what_is_queued(inputs[0], steps)
         if results and results[0].is_inference():

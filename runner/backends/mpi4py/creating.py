@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import uuid
+import warnings
 import zlib
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
@@ -16,15 +18,22 @@ from runner.backends.mpi4py.backend import MPIBackend, open_groups
 from runner.backends.mpi4py.engine import ProgressEngine
 from runner.backends.mpi4py.group import MPIGroup, can_be_used
 from runner.backends.mpi4py.members import Members, listed
+from runner.backends.mpi4py.older_group import OlderGroup
 from runner.backends.mpi4py.waiting import Cores
-from runner.versions.torch_private import has_devices, register_backend
+from runner.versions.torch_private import (
+    DebugLevel,
+    get_debug_level,
+    has_devices,
+    register_backend,
+    takes_backend_in_python,
+)
 
 _TAGS = 1 << 15  # as many as every MPI has
 _DECISION = "mpi4py decision"  # the key of what all members read: the members' ranks in MPI and the group's own name, or who is late
 _NAMED = 256  # members that any but the first looks up one by one, at most
 
 
-def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
+def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup | OlderGroup:
     """The backend of a group, or the group itself; called on its members only. MPI must allow several threads.
 
     Args:
@@ -46,6 +55,14 @@ def create(options: Any, name: str, *, crowded: bool) -> MPIBackend | MPIGroup:
     # torch gives a group that is made after destroy_process_group() the keys of the one before, which are still there.
     known = Members(dist.distributed_c10d.PrefixStore(own_name, options.store), ranks, options.group_rank)
     backend = MPIBackend(_engine(crowded), comm, known, timeout.total_seconds(), name, str(options.group_id))
+    if not takes_backend_in_python():
+        if get_debug_level() == DebugLevel.DETAIL and options.group_rank == 0:
+            warnings.warn(
+                f"TORCH_DISTRIBUTED_DEBUG=DETAIL does not compare the calls of backend mpi4py with torch {torch.__version__}; "
+                "take --backend gloo, or torch 2.14",
+                stacklevel=2,
+            )
+        return OlderGroup(options, backend)
     return MPIGroup(options, backend, options.process_group) if _is_alone(options.process_group, backend) else backend
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroup
 
+from runner.versions.group_operations import OPERATIONS
 from runner.versions.torch_private import (
     DebugLevel,
     default_to_python,
@@ -22,30 +23,13 @@ from runner.versions.torch_private import (
     is_dispatch_watched,
     is_profiling,
     name_group,
+    options_class,
     register_backend,
 )
 
 if TYPE_CHECKING:
     from runner.backends.mpi4py.backend import MPIBackend
 
-# The operations and their number of arguments: tensors, ranks, tags, and options last.
-_OPERATIONS = {
-    "allreduce": 2,
-    "allreduce_coalesced": 2,
-    "broadcast": 2,
-    "reduce": 2,
-    "allgather": 3,
-    "all_gather_single": 3,
-    "all_gather_single_coalesced": 3,
-    "allgather_coalesced": 3,
-    "gather": 3,
-    "scatter": 3,
-    "reduce_scatter": 3,
-    "reduce_scatter_single": 3,
-    "reduce_scatter_single_coalesced": 3,
-    "all_to_all_single": 5,
-    "alltoall": 3,
-}
 _MESSAGES = {"send": 3, "recv": 3, "recv_anysource": 2}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, int}
 
@@ -83,9 +67,11 @@ class MPIGroup(ProcessGroup):
         name_group(self._detour, name)
 
 
-def _operation(name: str, count: int, is_watched: Callable[[], bool]) -> Callable[..., Any]:
+def _operation(name: str, count: int, last: type, is_watched: Callable[[], bool]) -> Callable[..., Any]:
+    """A call of the backend if it has as many arguments as usual and ends with one of type ``last``; else of the detour."""
+
     def call(self: MPIGroup, *arguments: Any, **named: Any) -> Any:
-        is_usual = len(arguments) == count and not named and not self.is_hooked
+        is_usual = len(arguments) == count and type(arguments[-1]) is last and not named and not self.is_hooked
         if is_usual and _are_plain(arguments[:-1]) and not is_watched():
             return getattr(self._backend, name)(*arguments)
         return getattr(self._detour, name)(*arguments, **named)
@@ -115,10 +101,13 @@ def _is_watched() -> bool:
 
 
 _CALLS = {
+    **{
+        name: _operation(name, one.arguments + 1, options_class(one.options), _is_watched)
+        for name, one in OPERATIONS.items()
+    },
     "barrier": _barrier,
-    **{name: _operation(name, count, _is_watched) for name, count in _OPERATIONS.items()},
     # A profiler sees the backend's own records of these.
-    **{name: _operation(name, count, is_dispatch_watched) for name, count in _MESSAGES.items()},
+    **{name: _operation(name, count, int, is_dispatch_watched) for name, count in _MESSAGES.items()},
 }
 for _name, _call in _CALLS.items():
     setattr(MPIGroup, _name, _call)

@@ -13,8 +13,10 @@ from runner.torchrun.import_hooks import when_imported
 from runner.torchrun.own_modules import own_module
 from runner.versions.features import FEATURES, number_of
 from runner.versions.torch_build import release_of
+from runner.versions.torch_private import call_backend, make_groups_by, takes_backend_in_python
 
 _MODULE = "torch.distributed.distributed_c10d"
+_IN_GLOOS_PLACE = "gloo_by_mpi"  # the name under which torch before 2.14 finds this backend if a script says gloo
 _TRIED = (2, 15, True)  # the newest torch with which the tests have run: a subclass depends on what its C++ asks for
 
 
@@ -72,11 +74,40 @@ class MPI4Py(Backend):
             crowded = any(placement.is_crowded for placement in job.placements)
             return own_module("runner.backends.mpi4py.creating").create(options, name, crowded=crowded)
 
-        for name in (self.name, *(["gloo"] if job.replaces_gloo else [])):
+        is_older = not takes_backend_in_python()
+        served = {self.name: self.name}
+        if job.replaces_gloo:
+            served["gloo"] = _IN_GLOOS_PLACE if is_older else "gloo"
+        for name, registered in served.items():
             create = partial(create_as, name)
-            module.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+            module.Backend.register_backend(registered, create, extended_api=True, devices=["cpu", "cuda"])
+        if is_older:
+            _serve_names(module, served, self.name)
         if not module.is_mpi_available() and not self.unavailable_reason(job):
             _rename(module.Backend, "mpi", self.name)
+
+
+def _serve_names(module: Any, served: dict[str, str], own: str) -> None:
+    """Before torch 2.14: have torch make a group by the backend that is registered in the place of one of its own.
+
+    Torch looks for its own gloo before it looks for registered backends. Of several backends, torch keeps only the one that is a
+    group in Python.
+    """
+
+    def make(as_before: Any, size: int, rank: int, ranks: Any, backend: Any, *rest: Any, **named: Any) -> Any:
+        asked = module.BackendConfig(module.Backend(str(backend) if backend else "undefined"))
+        names = set(map(str, asked.get_device_backend_map().values()))
+        if len(names) > 1 and own in names:
+            raise RuntimeError(
+                f"backend {backend}: torch before 2.14 cannot combine {own} with another; name {own} or the other alone"
+            )
+        name = names.pop() if len(names) == 1 else ""
+        group, store = as_before(size, rank, ranks, served.get(name, backend), *rest, **named)
+        if name in served:
+            call_backend(group, name)
+        return group, store
+
+    make_groups_by(make)
 
 
 def _rename(names: Any, asked: str, served: str) -> None:

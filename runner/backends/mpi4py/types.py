@@ -14,6 +14,8 @@ from mpi4py import MPI
 from torch.distributed import ReduceOp
 
 from runner.backends.mpi4py.averages import mean, split
+from runner.versions.torch_api import known_dtypes
+from runner.versions.torch_private import factor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +44,7 @@ _DETOURS = {
     torch.float8_e5m2fnuz: torch.float32,
     torch.float8_e8m0fnu: torch.float32,
     torch.complex32: torch.complex64,
-    torch.bcomplex32: torch.complex64,
+    **dict.fromkeys(known_dtypes("bcomplex32"), torch.complex64),
     torch.bool: torch.uint8,
 }
 _OPERATIONS = {
@@ -85,7 +87,7 @@ class Reduction:
         self.after: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.width = 1  # numbers sent per element; if more than one, in an additional last dimension
         if kind == ReduceOp.PREMUL_SUM:
-            factor: Any = operation.factor
+            factor = factor_of(operation)
             self.before = lambda tensor: tensor.to(wide) * factor
         elif kind == ReduceOp.AVG and is_float:
             self.after = lambda total: total.div_(size)

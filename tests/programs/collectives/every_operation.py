@@ -9,9 +9,11 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from newest_names import sum_of_products
 from torch.distributed import ReduceOp
 
 from runner.backends.mpi4py import buffers as mpi_buffers
+from runner.versions.torch_api import known_dtypes
 
 warnings.filterwarnings("ignore")
 device = "cuda" if "cuda" in sys.argv else "cpu"
@@ -23,11 +25,10 @@ SHAPES = [(0,), (1,), (17, 5), (1 << 15,)]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FLOATS8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
-OTHERS = [torch.bool, torch.complex64, torch.complex128, torch.complex32, torch.bcomplex32]
+HALF_COMPLEX = [torch.complex32, *known_dtypes("bcomplex32")]
+OTHERS = [torch.bool, torch.complex64, torch.complex128, *HALF_COMPLEX]
 # What torch does not compare.
-COMPARED_AS = dict.fromkeys(FLOATS8, torch.float32) | dict.fromkeys(
-    (torch.complex32, torch.bcomplex32), torch.complex64
-)
+COMPARED_AS = dict.fromkeys(FLOATS8, torch.float32) | dict.fromkeys(HALF_COMPLEX, torch.complex64)
 REDUCTIONS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
 checks = []  # what was compared
@@ -283,7 +284,7 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, *FLOA
     wide = torch.complex128 if dtype.is_complex else torch.float64
     for factor in (400.0, 1 / 3, torch.tensor(400.0)):
         wanted = (of_ranks.to(wide) * float(factor)).sum(0).to(dtype)
-        premultiplied = ReduceOp.PREMUL_SUM(factor)
+        premultiplied = sum_of_products(factor)
         if not dtype.is_complex:  # torch's own word for all_reduce
             tensor = of_ranks[rank].clone()
             dist.all_reduce(tensor, premultiplied)
@@ -293,7 +294,7 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, *FLOA
         same(scattered, wanted, "reduce_scatter PREMUL_SUM", dtype, factor)
 
 # What is not defined is refused with a line before anything is sent, and the group continues.
-PREMUL = ReduceOp.PREMUL_SUM(2.0)
+PREMUL = sum_of_products(2.0)
 UNDEFINED = [(ReduceOp.AVG, torch.bool), *itertools.product([PREMUL], [*INTEGERS, torch.bool])]
 UNDEFINED += itertools.product(BITWISE, FLOATS + FLOATS8)
 UNDEFINED += itertools.product([ReduceOp.MIN, ReduceOp.MAX, *BITWISE], [torch.complex64, torch.complex32])
@@ -382,6 +383,31 @@ same(torch.tensor([entry["rank"] for entry in listed]), torch.arange(size), "all
 names = [f"from {rank}"] if rank == 0 else [None]
 dist.broadcast_object_list(names)
 same(torch.tensor(names == ["from 0"]), torch.tensor(True), "broadcast_object_list")
+
+# A group's own methods, in the forms that are for people.
+world, last = dist.group.WORLD, size - 1
+ones, mine = torch.ones(3), torch.full((3,), float(rank))
+for form, call, wanted in (
+    ("allreduce of a list", lambda one: world.allreduce([one], ReduceOp.SUM), ones * sum(range(size))),
+    ("allreduce of a tensor", lambda one: world.allreduce(one, ReduceOp.MAX), ones * last),
+    ("allreduce by default", world.allreduce, ones * sum(range(size))),
+    ("allreduce by its name", lambda one: world.allreduce([one], op=ReduceOp.MIN), ones * 0),
+    ("broadcast", lambda one: world.broadcast(one, last), ones * last),
+    ("broadcast by its name", lambda one: world.broadcast(one, root=last), ones * last),
+    ("reduce", lambda one: world.reduce(one, last, ReduceOp.SUM), ones * sum(range(size)) if rank == last else mine),
+):
+    tensor = mine.clone()
+    call(tensor).wait()
+    same(tensor, wanted, form)
+parts = [torch.empty(3) for _ in range(size)]
+world.allgather(parts, mine).wait()
+same(torch.stack(parts)[:, 0], torch.arange(float(size)), "allgather of a tensor")
+tensor = torch.empty(3)
+world.reduce_scatter(tensor, [ones * r for r in range(size)], ReduceOp.SUM).wait()
+same(tensor, ones * rank * size, "reduce_scatter of a tensor")
+world.scatter(tensor, [ones * r for r in range(size)] if rank == last else [], last).wait()
+same(tensor, mine, "scatter of a tensor")
+world.barrier().wait()
 
 # Messages with tags, out of order.
 if size > 1 and rank == 0:

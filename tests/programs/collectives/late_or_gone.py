@@ -4,6 +4,7 @@ import sys
 import time
 from datetime import timedelta
 
+import newest_names  # noqa: F401  # gives torch.distributed names
 import torch
 import torch.distributed as dist
 

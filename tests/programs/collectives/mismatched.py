@@ -7,6 +7,7 @@ import sys
 import warnings
 from functools import partial
 
+import newest_names  # noqa: F401  # gives torch.distributed names
 import torch
 import torch.distributed as dist
 

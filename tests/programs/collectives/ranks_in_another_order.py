@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import newest_names  # noqa: F401  # gives torch.distributed names
 import torch
 import torch.distributed as dist
 

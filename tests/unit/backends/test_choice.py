@@ -57,7 +57,8 @@ def test_explain_shows_the_threads_that_a_workload_gets(threads: int, source: st
     [
         ("auto", {}, "mpi4py", "by the MPI that started the job"),
         ("auto", {"way": "file"}, "gloo", "mpi4py is faster, but the ranks did not meet by MPI (no MPI)"),
-        ("auto", {"torch": "2.13.1"}, "gloo", "mpi4py is faster, but it needs torch 2.14 or newer, and this is 2.13.1"),
+        ("auto", {"torch": "2.8.0"}, "gloo", "mpi4py is faster, but it needs torch 2.9 or newer, and this is 2.8.0"),
+        ("auto", {"torch": "2.9.1+cpu"}, "mpi4py", "by the MPI that started the job"),
         ("auto", {"torch": "2.15.0+cu132"}, "mpi4py", "by the MPI that started the job"),
         ("auto", {"torch": "2.16.0.dev20270101"}, "gloo", "not tried with torch 2.16.0.dev20270101 (with 2.15 it was)"),
         ("auto", {"torch": "3.0.0"}, "gloo", "take it by --backend mpi4py"),
