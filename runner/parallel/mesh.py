@@ -169,7 +169,7 @@ def device_mesh(layout: Layout, device_type: str, backend: str | None = None) ->
     from torch.distributed.device_mesh import DeviceMesh
 
     if not layout.is_ascending:
-        need("order")
+        need("order", device=device_type)
     dimensions = layout.dimensions
     ranks = torch.tensor(layout.ranks, dtype=torch.int).reshape(tuple(dimensions.values()))
     if layout.is_ascending and backend is None:
@@ -188,7 +188,7 @@ def _group_of(groups: list[list[int]], backend: str | None) -> ProcessGroup:
     """Make process groups whose ranks are in this order; returns this rank's. Collective."""
     import torch.distributed as dist
 
-    made: list[Any] = [dist.new_group(ranks, backend=backend, **in_order(ranks)) for ranks in groups]
+    made: list[Any] = [dist.new_group(backend=backend, **in_order(ranks)) for ranks in groups]
     own: ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
     return own
 

@@ -47,6 +47,7 @@ SCHEDULES = {
     "zbv": Schedule("ZBVZeroBubble", stages=2, splits_backward=True),
     "dualpipev": Schedule("DualPipeV", stages=2, splits_backward=True),
 }
+V_SCHEDULES = ("zbv", "dualpipev")  # a rank's second stage mirrors its first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ class ParallelSettings:
     def stage_owners(self) -> list[int]:
         """Return, per stage, the pipeline index of the rank that has it. Some schedules go forth and back."""
         ranks = list(range(self.pp))
-        if self.pp_schedule in ("zbv", "dualpipev"):
+        if self.pp_schedule in V_SCHEDULES:
             return [*ranks, *reversed(ranks)]
         return ranks * self.stages_per_rank
 
@@ -161,6 +162,7 @@ class ParallelSettings:
             "fsdp": self.is_sharded,
             "sequence-parallel": self.sequence_parallel,
             "pp": self.pp > 1,
+            "v-schedules": self.pp > 1 and self.pp_schedule in V_SCHEDULES,
         }
         return [name for name, is_used in used.items() if is_used]
 

@@ -227,7 +227,7 @@ def shard_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: De
     parallelize_module(model, mesh, {**styles}, **ALL_HAVE_IT)
     for parameter in map(model.get_parameter, frozen):
         if hasattr(parameter, "placements"):
-            need("frozen")
+            need("frozen", device=mesh.device_type)
         parameter.requires_grad = False  # torch's new ones are trained: all before 2.11, norms still (2.15)
     tie_sharded(model, shared)
 

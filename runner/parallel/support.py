@@ -61,7 +61,7 @@ def check_even(model: nn.Module, shards: int) -> None:
         placements = getattr(one, "placements", ())
         parts = one.device_mesh.size() if placements else 1
         if shards > 1 and any(place.is_shard(0) for place in placements) and one.size(0) % (parts * shards):
-            need("uneven")
+            need("uneven", device=one.device_mesh.device_type)
 
 
 def sparse_modules(model: nn.Module) -> list[str]:

@@ -1,7 +1,7 @@
 """The torch release that each feature needs, and what an older one does instead. Imports no torch.
 
-The floors were found by running every feature with torch 2.4.1, 2.6.0, 2.9.1, 2.12.1 and newer ones, by gloo on CPUs
-(docs/site/versions.md has the table). A floor lies between the newest release that fails and the oldest that works.
+The floors were found by running every feature with torch 2.4.1, 2.6.0, 2.9.1, 2.10.0, 2.12.1 and newer ones on CPUs (docs/site/versions.md
+has the table). A floor is the oldest release that works. Those of GPUs that are newer stay until somebody has tried an older one there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Feature:
             wrong without a word.
         reason: what an older torch does.
         instead: what to do with an older one.
-        on_gpus: the first release that may do it on GPUs, where that was not tried; None: as on CPUs.
+        on_gpus: the first release that may do it on GPUs, if that differs; None: as on CPUs.
     """
 
     name: str
@@ -44,10 +44,11 @@ class Feature:
 
 
 RUNNER = "the runner"
+UNTRIED = "older ones were not tried"  # why a release is refused that may do
 
 # In the order of their floors. A workload or a tool that needs more than the runner stands under its name.
 FEATURES = {
-    RUNNER: Feature(name=RUNNER, floor=(2, 4), reason="older ones were not tried"),
+    RUNNER: Feature(name=RUNNER, floor=(2, 4), reason=UNTRIED),
     "workloads.llama": Feature(
         name="workloads.llama",
         floor=(2, 5),
@@ -102,49 +103,55 @@ FEATURES = {
     ),
     "frozen": Feature(
         name="--tp with frozen weights",
-        floor=(2, 11, True),
-        reason="it trains what is frozen, without a word",
+        floor=(2, 9),
+        reason=UNTRIED,
         instead="train all weights of the sharded layers, or take --strategy ddp",
+        on_gpus=(2, 11, True),
     ),
     "sequence-parallel": Feature(
-        name="--sequence-parallel",
-        floor=(2, 12, True),
-        reason="a norm's gradient is not yet summed where it is clipped, and with uneven shards gradients are wrong, without a word",
-        instead="leave it out",
-    ),
-    "uneven": Feature(
-        name="--tp in shards of uneven size",
-        floor=(2, 12, True),
-        reason="it puts such parts together in the wrong order, without a word",
-        instead="take degrees by which the sizes of the sharded layers can be divided, or --strategy ddp",
-    ),
-    "plan of sharded layers": Feature(
-        name="plan of --tp",
-        floor=(2, 12),
-        reason="it cannot tell what a sharded layer computes from what it only tries",
-        instead="say --tp 1",
-    ),
-    "pp": Feature(
-        name="--pp",
-        floor=(2, 12),
-        reason="by gloo its pipelines hang or abort",
-        instead="take --strategy fsdp (torch 2.9) or zero1",
-        on_gpus=(2, 6),
+        name="--sequence-parallel", floor=(2, 9), reason=UNTRIED, instead="leave it out", on_gpus=(2, 12, True)
     ),
     "order": Feature(
         name="a layout whose ranks do not ascend",
-        floor=(2, 12),
-        reason="its groups sort their ranks",
+        floor=(2, 9),
+        reason=UNTRIED,
         instead="map ranks to hosts by blocks, or take smaller degrees",
+        on_gpus=(2, 12),
     ),
     "idle stage": Feature(
         name="--pp with a first stage that trains nothing",
-        floor=(2, 13),
-        reason="its pipelines refuse one",
+        floor=(2, 9),
+        reason=UNTRIED,
         instead="take fewer stages, or train something in the first",
+        on_gpus=(2, 13),
     ),
-    "mpi4py": Feature(
-        name="--backend mpi4py", floor=(2, 9), reason="older ones were not tried", instead="say --backend gloo"
+    "mpi4py": Feature(name="--backend mpi4py", floor=(2, 9), reason=UNTRIED, instead="say --backend gloo"),
+    "pp": Feature(
+        name="--pp",
+        floor=(2, 9),
+        reason="by gloo its pipelines hang or abort",
+        instead="take --strategy zero1",
+        on_gpus=(2, 6),
+    ),
+    "v-schedules": Feature(
+        name="--pp-schedule zbv, dualpipev",
+        floor=(2, 10, True),
+        reason="its ScheduleDualPipeV trains wrong weights, without a word, and its ScheduleZBVZeroBubble aborts by gloo",
+        instead="take --pp-schedule interleaved-zero-bubble",
+        on_gpus=(2, 6),
+    ),
+    "uneven": Feature(
+        name="--tp in shards of uneven size",
+        floor=(2, 10, True),
+        reason="its DTensor.full_tensor() puts such shards together in the wrong order, without a word",
+        instead="take degrees by which the sizes of the sharded layers can be divided, or --strategy ddp",
+        on_gpus=(2, 12, True),
+    ),
+    "plan of sharded layers": Feature(
+        name="plan of --tp",
+        floor=(2, 10),
+        reason="it does not notice that a run would be refused, as with torch.optim.Adafactor",
+        instead="say --tp 1",
     ),
 }
 

@@ -44,9 +44,25 @@ def known_dtypes(*names: str) -> list[torch.dtype]:
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
 
 
+class _Placed(int):
+    """A rank that is sorted by its place in a group."""
+
+    place: int
+
+    def __lt__(self, other: int) -> bool:
+        return self.place < other.place if isinstance(other, _Placed) else int(self) < other
+
+
 def in_order(ranks: Sequence[int]) -> dict[str, Any]:
-    """Return the argument that keeps a new group's ranks in this order. 2.12: before it there is no way, and ranks that ascend need none."""
-    return {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
+    """Return the arguments by which ``new_group()`` keeps the ranks in this order. 2.12: before it every group's ranks are sorted."""
+    if list(ranks) == sorted(ranks):
+        return {"ranks": list(ranks)}
+    if _RELEASE >= (2, 12, True):
+        return {"ranks": list(ranks), "sort_ranks": False}
+    placed = [_Placed(rank) for rank in ranks]
+    for place, rank in enumerate(placed):
+        rank.place = place
+    return {"ranks": placed}
 
 
 def not_compiled() -> AbstractContextManager[Any]:

@@ -14,6 +14,8 @@ from importlib import import_module
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
+from runner.versions.torch_build import release_of
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -76,8 +78,9 @@ OLDER_OPERATIONS = {
 }
 
 # Methods of torch's classes that a class derived from one replaces, where it stands: a process group's when it is given its name (the
-# MPI group has another beside it), a module's by which to(), half() and to_empty() change its tensors (Llama ties weights anew).
-REPLACED = ("_set_group_name", "_apply")
+# MPI group has another beside it), a module's by which to(), half() and to_empty() change its tensors (Llama ties weights anew), a
+# pipeline stage's by which it exchanges messages with its neighbours ahead of the first step.
+REPLACED = ("_set_group_name", "_apply", "_get_init_p2p_neighbors_ops")
 
 _RECORDERS = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo (2.9), of NCCL
 
@@ -198,18 +201,20 @@ def is_profiling() -> bool:
     return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
-def begin_record(name: str, tensors: Iterable[Tensor]) -> Any:
-    """Begin a profiler's record. Instead: torch.profiler.record_function(), which ends in its own thread and has no shapes."""
+def begin_record(name: str, tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """Begin a profiler's record. Returns what ends it, in any thread.
+
+    2.11: before it a record that ends in another thread is lost, unless a future ends it.
+    Instead: torch.profiler.record_function(), which ends in its own thread and has no shapes.
+    """
     import torch
 
-    return torch._C._autograd._record_function_with_args_enter(name, *tensors)
-
-
-def end_record(record: Any) -> None:
-    """End it, in any thread."""
-    import torch
-
-    torch._C._autograd._record_function_with_args_exit(record)
+    record = torch._C._autograd._record_function_with_args_enter(name, *tensors)
+    if release_of(torch.__version__) >= (2, 11):
+        return partial(torch._C._autograd._record_function_with_args_exit, record)
+    over = torch.futures.Future[None]()
+    torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(record, over)
+    return partial(over.set_result, None)
 
 
 def profiler_settings(**settings: Any) -> Any:

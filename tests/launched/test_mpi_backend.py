@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.versions.features import FEATURES
-from runner.versions.torch_build import torch_build
+from runner.versions.torch_build import release_of, torch_build
 from runner.versions.torch_private import takes_backend_in_python
 from tests.launching import folder_of, mpirun, mpirun_path, ok, own_lines, path_of, run, runner, warnings_of
 from tests.results import refused
@@ -45,7 +44,8 @@ def test_a_line_of_each_rank(program: str, ranks: int, line: str, tmp_path: Path
 
 def test_pytorchs_ways_to_be_parallel_run_on_it(tmp_path: Path) -> None:
     done = ok(runner(2, path_of("parallelisms"), "mpi4py", str(tmp_path)))
-    has_pipelines = not FEATURES["pp"].shortfall(torch_build().version)
+    # 2.9 sends an int64 where a float32 is received, which mpi4py refuses (_get_init_p2p_neighbors_ops).
+    has_pipelines = release_of(torch_build().version) >= (2, 10)
     ways = ("ddp", "ddp with a hook", "fsdp2", "tensor parallel", "dtensor", "checkpoint")
     for what in (*ways, *(["pipeline"] if has_pipelines else [])):
         assert {f"rank {rank}: {what}" for rank in range(2)} <= set(done.stdout.splitlines())

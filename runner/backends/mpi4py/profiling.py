@@ -11,14 +11,14 @@ from torch import Tensor
 
 from runner.backends.gpu import current_device, take_device
 from runner.backends.mpi4py.tasks import Steps
-from runner.versions.torch_private import begin_record, end_record
+from runner.versions.torch_private import begin_record
 
 _PATIENCE = 5.0  # seconds that ending a record may take
 
 
 def recorded(name: str, tensors: Sequence[Tensor], steps: Steps) -> Steps:
     """The steps of a call, with a record that begins now and ends with them."""
-    record = begin_record(name, tensors)
+    end = begin_record(name, tensors)
 
     def followed() -> Steps:
         try:
@@ -26,7 +26,7 @@ def recorded(name: str, tensors: Sequence[Tensor], steps: Steps) -> Steps:
         finally:
             # A record that ends in another thread than it began in is shown as an asynchronous call.
             with contextlib.suppress(RuntimeError, TimeoutError, futures.TimeoutError):  # a record is not worth a call
-                _thread().submit(end_record, record).result(_PATIENCE)
+                _thread().submit(end).result(_PATIENCE)
 
     return followed()
 

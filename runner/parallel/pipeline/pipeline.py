@@ -45,6 +45,10 @@ class _Stage(PipelineStage):
         super().__init__(*arguments, **more)
         self._trainer = trainer
 
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        """Exchange nothing ahead on CPUs: NCCL alone needs it, and before torch 2.12 gloo fails if two neighbours are on one rank."""
+        return [] if self.device.type == "cpu" else super()._get_init_p2p_neighbors_ops()
+
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
         outputs = super().forward_one_chunk(*arguments, **more)
         self._trainer.on_progress()

@@ -2,6 +2,7 @@
 
     make conformance                            all tests on all MPIs; writes docs/results/conformance.md
     make conformance MPI=mpich TEST=send_recv   some tests on one; writes build/conformance/conformance.md
+    make conformance VENV=.venv/torch-2.9 VERSIONS=envs/constraints-2.9.txt   an older torch; writes its section of conformance-older.md
 
 Exit code 0, 1 where a test fails that gloo passes and left_out.py does not name, 2 where the request cannot be met.
 What a failed test said is in build/conformance/MPI/TEST.txt.
@@ -20,15 +21,18 @@ from typing import Any
 from runner.base.errors import EXIT_FAILURE, EXIT_OK, RunnerError, UsageError
 from runner.base.quantities import seconds
 from runner.options.parsing import Parser
+from runner.versions.features import number_of
+from runner.versions.torch_build import release_of, torch_build
 from tests.campaigns.conformance.jobs import IN_GLOOS_PLACE, Plan, run
 from tests.campaigns.conformance.left_out import LEFT_OUT
 from tests.campaigns.conformance.mpis import MPIS, version
 from tests.campaigns.conformance.outcome import Outcomes
-from tests.campaigns.conformance.page import brief, complaints, page, passed, summary
+from tests.campaigns.conformance.page import brief, complaints, page, passed, section, summary
 from tests.launching import ROOT
 from tests.pages import DOCS, RESULTS, put
 
 BUILD = ROOT / "build" / "conformance"
+OLDER = RESULTS / "conformance-older.md"  # a section for each older torch that it has a mark for
 RANKS = 3  # torch's tests of groups take ranks 1 and 2, and leave one out
 LIMIT = 60.0  # seconds for a test; torch's own default for its operations
 
@@ -51,9 +55,14 @@ def main(argv: list[str]) -> int:
     is_whole = (
         chosen == here and not options.mpi and not options.test and options.suite == _parser().get_default("suite")
     )
-    output: Path = RESULTS / "conformance.md" if is_whole else BUILD / "conformance.md"
-    output.write_text(page(gloo, by_mpi, LEFT_OUT, RANKS, notes))
-    if is_whole:
+    older = f"make conformance with torch {number_of(release_of(torch_build().version))}"
+    is_older = is_whole and f"<!-- written by {older} -->" in OLDER.read_text()
+    output: Path = OLDER if is_older else RESULTS / "conformance.md" if is_whole else BUILD / "conformance.md"
+    if is_older:
+        put(OLDER, older, section(gloo, by_mpi, LEFT_OUT, RANKS, notes))
+    else:
+        output.write_text(page(gloo, by_mpi, LEFT_OUT, RANKS, notes))
+    if is_whole and not is_older:
         put(DOCS / "run/mpi-collectives.md", "make conformance", brief(gloo, by_mpi, LEFT_OUT, notes))
     wrong = complaints(gloo, by_mpi, LEFT_OUT, known)
     print("\n".join([*wrong, *notes, *summary(gloo, by_mpi, LEFT_OUT), f"wrote {output.relative_to(ROOT)}"]))

@@ -80,6 +80,12 @@ def brief(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str],
     )
 
 
+def section(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], ranks: int, notes: list[str]) -> str:
+    """One torch's results without the list of what passes: for docs/results/conformance-older.md."""
+    _, _, *lines = page(gloo, by_mpi, left_out, ranks, notes).partition("\n## What passes everywhere")[0].splitlines()
+    return "\n".join(line.replace("## What", "### What") for line in lines)
+
+
 def page(gloo: Outcomes, by_mpi: dict[str, Outcomes], left_out: dict[str, str], ranks: int, notes: list[str]) -> str:
     """What each test came to: docs/results/conformance.md."""
     versions = ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("torch", "mpi4py"))])

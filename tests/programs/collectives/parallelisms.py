@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.versions.features import FEATURES
+from runner.versions.torch_build import release_of
 
 dist.init_process_group(sys.argv[1])
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -69,7 +69,7 @@ checkpoint.load(loaded, checkpoint_id=folder)
 torch.testing.assert_close(loaded["weight"].full_tensor(), torch.arange(8.0))
 print(f"rank {rank}: checkpoint", flush=True)
 
-if size == 2 and not FEATURES["pp"].shortfall(torch.__version__):
+if size == 2 and release_of(torch.__version__) >= (2, 10):  # 2.9's own pipelines do not run on mpi4py
     part = copy.deepcopy(model)[:2] if rank == 0 else copy.deepcopy(model)[2:]
     stage = PipelineStage(part, rank, size, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda output, _: output.square().mean())

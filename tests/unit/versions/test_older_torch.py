@@ -44,7 +44,7 @@ def test_what_a_layout_adds_to_what_its_options_need(
     assert options.features_in(layout) == features
 
 
-@of_release("2.11.0")
+@of_release("2.8.0")
 @pytest.mark.usefixtures("torch_is")
 def test_ranks_that_do_not_ascend_are_refused() -> None:
     with pytest.raises(UsageError, match="a layout whose ranks do not ascend needs torch 2"):
@@ -69,7 +69,7 @@ def two_parts() -> Iterator[nn.Module]:
 
 
 @pytest.mark.needs("tp", "frozen")
-@of_release("2.11.0")
+@of_release("2.9.1")
 @pytest.mark.usefixtures("torch_is")
 def test_parts_of_which_shards_would_be_uneven_are_refused(two_parts: nn.Module) -> None:
     from runner.parallel.support import check_even
