@@ -24,7 +24,7 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference pages docs speed compare parity conformance horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference pages docs speed compare parity conformance gpu horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -35,11 +35,12 @@ help:
 	@echo "make docs     the documentation as a site, in docs/_build (installs Sphinx into .venv; needs Python 3.11)"
 	@echo "make speed    ratios of start-up and step times, taken in turn"
 	@echo "make compare  collectives and training by every engine, in turn; writes docs/results/performance.md (15 minutes)"
-	@echo "make parity   every strategy and combination against one process; writes docs/results/parity.md (an hour)"
+	@echo "make parity   every strategy and combination against one process; writes docs/results/parity.md (an hour and a half)"
 	@echo "make sweep    torch's layers and optimizers under each strategy; writes the table of docs/results/models.md (ten minutes)"
 	@echo "make test-faults  what can go wrong, under every launcher; writes docs/results/faults.md (as root; an hour and a quarter)"
 	@echo "make test-kills   two hundred kills in the middle of training and saving (half an hour)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
+	@echo "make gpu      tests/gpu and speeds on one GPU, against torch without the runner; writes docs/results/gpu.md (eight minutes)"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"
 	@echo "make smoke    explain, doctor and a few steps of mnist on this machine"
 	@echo "make smoke-cluster  the same in your allocation (Slurm, PBS, LSF), on HOSTS=a:4,b:4 RANKS=8, or on the virtual cluster"
@@ -132,6 +133,9 @@ parity: setup
 
 conformance: setup
 	@$(BIN)/python -m tests.campaigns.conformance $(if $(MPI),--mpi '$(MPI)') $(if $(TEST),--test '$(TEST)')
+
+gpu: setup
+	$(BIN)/python -m tests.campaigns.gpu
 
 horovod: setup
 	@$(BIN)/python envs/build_horovod.py

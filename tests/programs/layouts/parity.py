@@ -34,7 +34,7 @@ from runner.training.data.orders import Permutation
 from runner.training.run import Run
 from runner.training.settings import StepSettings
 
-WIDTH, SAMPLES, LENGTH, CLASSES = 8, 512, 4, 6
+WIDTH, SAMPLES, LENGTH, CLASSES = 8, 1024, 4, 6
 
 
 class Block(nn.Module):
