@@ -1,10 +1,10 @@
-"""The tests on the torches that people have: the oldest, one of their middle and the newest, each in an environment of its own.
+"""The tests on the torches that people have, each in an environment of its own.
 
     python -m tests.versions [NAME …]      (make test-versions)
 
-Makes .venv/torch-NAME for 2.4, 2.9 and newest, which pip chooses, runs there the unit tests and those of ``GROUPS``, and writes what
-ran where to docs/results/versions.md. With names it prints only. Tests whose feature a torch lacks are not run there:
-``@pytest.mark.needs``. Exit code 1 if a test has failed.
+Makes .venv/torch-NAME for 2.4, 2.9, 2.10, 2.12 and newest, which pip chooses, and runs there the unit tests and those of ``GROUPS``. Writes
+what ran where to docs/results/versions.md, and the table of features to docs/site/versions.md, from the environments that have results.
+Tests whose feature a torch lacks are not run there: ``@pytest.mark.needs``. Exit code 1 if a test has failed, and then it writes nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from runner.versions.features import FEATURES, RUNNER, number_of
+from runner.versions.torch_build import release_of
 from tests.launching import ROOT, clean_environment
+from tests.pages import DOCS, RESULTS, put, table
 
-DOCUMENT = ROOT / "docs" / "results" / "versions.md"
+DOCUMENT, PAGE = RESULTS / "versions.md", DOCS / "site" / "versions.md"
+SITES = ("2.4.1", "2.7.1", "2.9.1", "2.10.0", "2.12.1")  # the columns of the page, beside the newest
 
 # What is run beside tests/unit: files and folders of tests/launched, by subject.
 GROUPS = {
@@ -62,6 +65,8 @@ class Environment:
 ENVIRONMENTS = (
     Environment("2.4", "python3.10", "tests/oldest.txt"),
     Environment("2.9", "python3.12", "envs/constraints-2.9.txt"),
+    Environment("2.10", "python3.11", "tests/torch-2.10.txt"),
+    Environment("2.12", "python3.11", "tests/torch-2.12.txt"),
     Environment("newest", "python3.13"),
 )
 
@@ -118,12 +123,11 @@ def passed(one: Environment) -> tuple[Counter[str], Counter[str]]:
     return groups, features
 
 
-def table() -> str:
+def results() -> str:
     """What ran where, in Markdown."""
-    versions = [one.versions() for one in ENVIRONMENTS]
-    found = [passed(one) for one in ENVIRONMENTS]
-    rows = [["", *(f"torch {torch}" for _, torch, *_ in versions)]]
-    rows.append(["---", *("---:" for _ in versions)])
+    run = [one for one in ENVIRONMENTS if one.results.exists()]
+    versions, found = [one.versions() for one in run], [passed(one) for one in run]
+    rows = []
     for index, title in ((0, "Python"), (2, "mpi4py"), (3, "NumPy")):
         rows.append([title, *(each[index] for each in versions)])
     rows += [[group, *(str(groups[group]) for groups, _ in found)] for group in ("unit tests", *GROUPS)]
@@ -135,7 +139,18 @@ def table() -> str:
             for (_, torch, *_), (_, features) in zip(versions, found, strict=True)
         ]
         rows.append([f"*{feature.name}*", *cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    return "\n".join(table(["", *(f"torch {torch}" for _, torch, *_ in versions)], rows)) + "\n"
+
+
+def features() -> str:
+    """The features by the torch of a site: for the page on versions."""
+    columns = [*SITES, "newest"]  # (a version that cannot be read counts as the newest)
+    rows = [
+        [feature.name, *("yes" if not feature.shortfall(torch) else "–" for torch in columns)]
+        for key, feature in FEATURES.items()
+        if key != RUNNER
+    ]
+    return "\n".join(table(["", *(number_of(release_of(one)) for one in SITES), "newest"], rows))
 
 
 def main(names: list[str]) -> int:
@@ -147,14 +162,15 @@ def main(names: list[str]) -> int:
     if failed:
         print(f"versions: tests have failed with torch {', '.join(failed)}", file=sys.stderr)
         return 1
-    if all(one.results.exists() for one in ENVIRONMENTS):
+    if any(one.results.exists() for one in ENVIRONMENTS):
+        put(PAGE, "make test-versions", features())
         head = (
-            f"# The tests on three torches\n\nWritten by `make test-versions` on {datetime.date.today()}: {os.cpu_count()} cores, no GPU, "
+            f"# The tests on several torches\n\nWritten by `make test-versions` on {datetime.date.today()}: {os.cpu_count()} cores, no GPU, "
             "Open MPI 5. How many tests have passed; none has failed. The rows in italics are those of the tests above that need a "
             "feature which not every torch has ([versions](../site/versions.md)).\n\n"
         )
         DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(head + table())
+        DOCUMENT.write_text(head + results())
     return 0
 
 
