@@ -28,7 +28,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
-	@echo "make test-versions  tests on torch 2.4, 2.9 and the newest, with Python 3.10, 3.12, 3.13 (an hour; 6 GB each); ONLY=2.9"
+	@echo "make test-versions  tests on torch 2.4, 2.9, 2.10, 2.12 and the newest, with Python 3.10 to 3.13 (two hours; 6 GB each); ONLY=2.9"
 	@echo "make lint     ruff and mypy            make format   let ruff format"
 	@echo "make reference  writes docs/reference/command-line.md from the settings"
 	@echo "make pages    runs the commands of docs/start and docs/courses, and writes what they print"

@@ -66,6 +66,12 @@ def test_a_script_that_asks_for_gloo_gets_it() -> None:
     assert ok(runner(1, path_of("backend_names"), "cpu:mpi4py")).stdout == "rank 0: MPIBackend 1.0\n"
 
 
+def test_beside_another_backend_it_is_refused_where_torch_would_keep_one_only() -> None:
+    done = runner(2, path_of("backend_names"), "cpu:mpi4py,cuda:nccl")
+    told = "torch before 2.14 cannot combine mpi4py with another"
+    assert (told in done.stderr) == (not takes_backend_in_python())
+
+
 def test_a_script_that_asks_for_mpi_gets_it_where_torch_has_none() -> None:
     done = ok(runner(2, path_of("backend_names"), "mpi", "none"))
     assert sorted(done.stdout.splitlines()) == [
