@@ -32,11 +32,7 @@ def clip_gradients(
         The norm before, the same on all ranks: a scalar.
     """
     parameters = list(parameters)
-    one: Any
-    for one in parameters:
-        if one.grad is not None and getattr(one.grad, "placements", None) != getattr(one, "placements", None):
-            # Before torch 2.12 the gradient of a sequence-parallel norm is not yet summed here.
-            one.grad = one.grad.redistribute(placements=one.placements)
+    sum_gradients(parameters)
     by_mesh: dict[Any, list[Any]] = defaultdict(list)  # torch's functions take DTensors of one mesh
     for parameter in parameters:
         if parameter.grad is not None:
@@ -52,6 +48,14 @@ def clip_gradients(
     for group in by_mesh.values():
         clip(group, limit, norm)
     return norm
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Place gradients as their parameters. Before torch 2.12 that of a sequence-parallel norm is not summed after a backward pass."""
+    one: Any
+    for one in parameters:
+        if one.grad is not None and getattr(one.grad, "placements", None) != getattr(one, "placements", None):
+            one.grad = one.grad.redistribute(placements=one.placements)
 
 
 def own_gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -79,8 +79,8 @@ OLDER_OPERATIONS = {
 
 # Methods of torch's classes that a class derived from one replaces, where it stands: a process group's when it is given its name (the
 # MPI group has another beside it), a module's by which to(), half() and to_empty() change its tensors (Llama ties weights anew), a
-# pipeline stage's by which it exchanges messages with its neighbours ahead of the first step.
-REPLACED = ("_set_group_name", "_apply", "_get_init_p2p_neighbors_ops")
+# pipeline stage's by which it exchanges messages with its neighbours, and learns its shapes, ahead of the first step.
+REPLACED = ("_set_group_name", "_apply", "_get_init_p2p_neighbors_ops", "_prepare_forward_infra")
 
 _RECORDERS = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # of gloo (2.9), of NCCL
 

@@ -127,12 +127,12 @@ def test_of_a_torch_that_is_too_old_explain_and_doctor_tell(version: str, tmp_pa
     lacks = " ".join(
         ok(run(*RUNNER, "explain", COLUMNS="200", PYTHONPATH=path)).stdout.partition("not with it")[2].split()
     )
-    assert "--pp (torch 2.12)" in lacks
+    assert "--pp (torch 2.9)" in lacks
     assert "workloads.llama (torch 2.5)" in lacks
     done = run(*RUNNER, "doctor", "--json", "--only", "versions", PYTHONPATH=path)
     (found,) = json.loads(done.stdout)["checks"]
     assert found["status"] == ("fail" if version == "2.3.1" else "ok")
-    assert ("the runner needs torch 2.4" if version == "2.3.1" else "--pp (2.12)") in found["detail"]
+    assert ("the runner needs torch 2.4" if version == "2.3.1" else "--pp (2.9)") in found["detail"]
 
 
 def test_explain_without_torch(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from runner.versions.group_operations import OPERATIONS, GroupOperation
-from runner.versions.torch_private import OLDER_OPERATIONS, options_class
+from runner.versions.torch_private import OLDER_OPERATIONS, AsyncCollectiveTensor, options_class
 
 _DEVICES = ("cpu", "cuda")
 
@@ -113,13 +113,21 @@ class OlderGroup(ProcessGroup):
 
     # Messages. Torch's bindings leave the tag out in places.
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
-        return self._backend.send(tensors, destination, tag)
+        return self._backend.send(_arrived(tensors), destination, tag)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        return self._backend.recv(tensors, source, tag)
+        return self._backend.recv(_arrived(tensors), source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return self._backend.recv_anysource(tensors, tag)
+        return self._backend.recv_anysource(_arrived(tensors), tag)
+
+
+def _arrived(value: Any) -> Any:
+    """Wait for what a functional collective is still filling. With a group in C++ torch's dispatcher does this."""
+    if type(value) is list:
+        return [_arrived(one) for one in value]
+    wait: Any = value.trigger_wait if isinstance(value, AsyncCollectiveTensor) else None  # torch leaves it untyped
+    return value if wait is None else wait()
 
 
 def _calling(name: str, operation: GroupOperation) -> Callable[..., Any]:
@@ -127,8 +135,8 @@ def _calling(name: str, operation: GroupOperation) -> Callable[..., Any]:
 
     def call(self: OlderGroup, *arguments: Any, **named: Any) -> Any:
         if len(arguments) == count + 1 and type(arguments[count]) is options and not named:
-            return getattr(self._backend, name)(*arguments)
-        return getattr(self._backend, name)(*_usual(operation, arguments, named))
+            return getattr(self._backend, name)(*map(_arrived, arguments))
+        return getattr(self._backend, name)(*map(_arrived, _usual(operation, arguments, named)))
 
     call.__name__ = name
     return call

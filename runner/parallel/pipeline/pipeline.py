@@ -19,6 +19,7 @@ from runner.backends.timing import synchronize
 from runner.base.errors import UsageError, raised_on_all_ranks
 from runner.parallel import Setting
 from runner.parallel.batch_forms import parts_of
+from runner.parallel.gradients import sum_gradients
 from runner.parallel.modes import evaluation_mode
 from runner.parallel.pipeline.stages import balanced, segments, submodel
 from runner.parallel.precision import of_inputs
@@ -48,6 +49,20 @@ class _Stage(PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
         """Exchange nothing ahead on CPUs: NCCL alone needs it, and before torch 2.12 gloo fails if two neighbours are on one rank."""
         return [] if self.device.type == "cpu" else super()._get_init_p2p_neighbors_ops()
+
+    def _prepare_forward_infra(self, *arguments: Any, **more: Any) -> Any:
+        """As in the base class, which before torch 2.12 trains the stage on zeros to learn its shapes: nothing of that is kept."""
+        before = [buffer.clone() for buffer in self.submod.buffers()]
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            found = super()._prepare_forward_infra(*arguments, **more)
+        for buffer, value in zip(self.submod.buffers(), before, strict=True):
+            buffer.copy_(value)
+        return found
+
+    def scale_grads(self, grad_scale_factor: int) -> None:
+        """As in the base class, which before torch 2.12 cannot divide a sequence-parallel norm's gradient that is still to be summed."""
+        sum_gradients(self.submod.parameters())
+        super().scale_grads(grad_scale_factor)
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
         outputs = super().forward_one_chunk(*arguments, **more)
