@@ -51,7 +51,7 @@ class _Stage(PipelineStage):
         return [] if self.device.type == "cpu" else super()._get_init_p2p_neighbors_ops()
 
     def _prepare_forward_infra(self, *arguments: Any, **more: Any) -> Any:
-        """As in the base class, which before torch 2.12 trains the stage on zeros to learn its shapes: nothing of that is kept."""
+        """Learn the shapes, and keep random numbers and buffers: before torch 2.12 the base class calls the stage on zeros for this."""
         before = [buffer.clone() for buffer in self.submod.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             found = super()._prepare_forward_infra(*arguments, **more)
@@ -60,7 +60,7 @@ class _Stage(PipelineStage):
         return found
 
     def scale_grads(self, grad_scale_factor: int) -> None:
-        """As in the base class, which before torch 2.12 cannot divide a sequence-parallel norm's gradient that is still to be summed."""
+        """Scale gradients that are summed: before torch 2.12 a sequence-parallel norm's is not, and the base class cannot divide it."""
         sum_gradients(self.submod.parameters())
         super().scale_grads(grad_scale_factor)
 

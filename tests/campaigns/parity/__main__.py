@@ -4,7 +4,7 @@
 
 Ten steps in float64 and in float32, by gloo and mpi4py. Writes docs/results/parity.md, or with --dtype these columns of it, and
 the largest of each kind into docs/train/parallelism.md; nothing if some ranks or a backend are left out. With a file for the results
-what was measured before is not measured again: the whole takes an hour or more.
+what was measured before is not measured again: the whole takes an hour and a half.
 """
 
 from __future__ import annotations
