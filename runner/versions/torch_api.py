@@ -36,6 +36,9 @@ RECORDER: dict[str, str] = {"TORCH_FR_BUFFER_SIZE": "2000"} if (2, 9) <= _RELEAS
 # 2.10: before it a pipeline always returns the last stage's outputs.
 NO_OUTPUTS: dict[str, Any] = {"return_outputs": False} if _RELEASE >= (2, 10, True) else {}
 
+# 2.12: before it a pipeline's stage is called on zeros to learn its shapes, which draws random numbers and changes its buffers.
+LEARNS_SHAPES_BY_A_CALL = _RELEASE < (2, 12, True)
+
 
 def known_dtypes(*names: str) -> list[torch.dtype]:
     """Return the dtypes of these names that this torch has. 2.14: before it there is no bcomplex32."""

@@ -33,7 +33,7 @@ from runner.parallel.tied import NOT_ALIKE, Tied, placements_of, untie
 from runner.parallel.trainer import Trainer
 from runner.parallel.trees import to_device
 from runner.versions.features import need
-from runner.versions.torch_api import NO_OUTPUTS
+from runner.versions.torch_api import LEARNS_SHAPES_BY_A_CALL, NO_OUTPUTS
 
 # How the cost of layers is measured: on so many samples, at least so often, and until so many seconds have passed.
 _SAMPLES, _ROUNDS, _MEASURING = 2, 3, 0.2
@@ -51,7 +51,9 @@ class _Stage(PipelineStage):
         return [] if self.device.type == "cpu" else super()._get_init_p2p_neighbors_ops()
 
     def _prepare_forward_infra(self, *arguments: Any, **more: Any) -> Any:
-        """Learn the shapes, and keep random numbers and buffers: before torch 2.12 the base class calls the stage on zeros for this."""
+        """Learn the shapes, and keep random numbers and buffers where the base class calls the stage on zeros for this."""
+        if not LEARNS_SHAPES_BY_A_CALL:
+            return super()._prepare_forward_infra(*arguments, **more)
         before = [buffer.clone() for buffer in self.submod.buffers()]
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             found = super()._prepare_forward_infra(*arguments, **more)
