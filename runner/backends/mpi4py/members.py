@@ -115,7 +115,7 @@ class Members:
             try:
                 self._handle = self._groups_store.clone()
                 self._handle.set_timeout(_PATIENCE)
-            except (AttributeError, RuntimeError, NotImplementedError):  # a store of another kind, or out of reach
+            except (RuntimeError, NotImplementedError):  # a store of another kind, or out of reach
                 self._handle = self._groups_store
         return self._handle
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 from functools import partial
 
-import newest_names  # noqa: F401  # gives torch.distributed names
+import newest_names  # noqa: F401  # used by its import: older releases get the names of 2.14
 import torch
 import torch.distributed as dist
 

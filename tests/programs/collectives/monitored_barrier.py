@@ -3,7 +3,7 @@
 import time
 from datetime import timedelta
 
-import newest_names  # noqa: F401  # gives torch.distributed names
+import newest_names  # noqa: F401  # used by its import: older releases get the names of 2.14
 import torch.distributed as dist
 
 dist.init_process_group("mpi4py")

@@ -8,7 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
-import newest_names  # noqa: F401  # gives torch.distributed names
+import newest_names  # noqa: F401  # used by its import: older releases get the names of 2.14
 import torch
 import torch.distributed as dist
 
