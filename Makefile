@@ -24,7 +24,7 @@ endif
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 
-.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference pages docs speed compare parity conformance gpu horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
+.PHONY: help setup run sweep test test-rest test-all test-faults test-kills test-versions test-version lint format reference pages docs speed compare parity conformance gpu site horovod smoke smoke-cluster cluster-deps cluster-up cluster-down cluster-shell clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -40,6 +40,7 @@ help:
 	@echo "make test-faults  what can go wrong, under every launcher; writes docs/results/faults.md (as root; an hour and a quarter)"
 	@echo "make test-kills   two hundred kills in the middle of training and saving (half an hour)"
 	@echo "make conformance  PyTorch's own tests of a backend on mpi4py, by each MPI; MPI=mpich TEST=send_recv for some of them"
+	@echo "make site     binding, compile caches and staging, in turn; writes docs/results/site.md (some minutes, root)"
 	@echo "make gpu      tests/gpu and speeds on one GPU, against torch without the runner; writes docs/results/gpu.md (eight minutes)"
 	@echo "make horovod  build Horovod for this torch and this MPI, and install it (three minutes, once)"
 	@echo "make smoke    explain, doctor and a few steps of mnist on this machine"
@@ -136,6 +137,9 @@ conformance: setup
 
 gpu: setup
 	$(BIN)/python -m tests.campaigns.gpu
+
+site: setup
+	$(BIN)/python -m tests.campaigns.site
 
 horovod: setup
 	@$(BIN)/python envs/build_horovod.py

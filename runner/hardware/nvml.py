@@ -6,7 +6,8 @@ No GPU has been asked how busy it is; MIG has been tried on the stand-in of test
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 NOT_SUPPORTED, NO_PERMISSION, NO_DRIVER, MISMATCH = 3, 4, 9, 18  # nvml.h: nvmlReturn_t
@@ -61,6 +62,26 @@ def slices_of(library: Any, handle: Any) -> list[str] | None:
             instance = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             found.append(str(library.nvmlDeviceGetUUID(instance)))
     return found
+
+
+def near_cores(names: Sequence[str], devices: Path = Path("/sys/bus/pci/devices")) -> list[str]:
+    """Return the cores on the same NUMA node as each GPU, as Linux lists them; "" if the driver or sysfs does not tell.
+
+    Args:
+        names: the GPUs' UUIDs.
+        devices: sysfs's folder of PCI devices, for tests.
+    """
+    found = dict.fromkeys(names, "")
+    if not found:
+        return []
+    with contextlib.suppress(Exception), started() as library:
+        for name in found:
+            with contextlib.suppress(Exception):  # a MIG instance, or another maker's GPU
+                place = library.nvmlDeviceGetPciInfo(library.nvmlDeviceGetHandleByUUID(name)).busId
+                # NVML writes eight digits of the domain, sysfs four: 00000000:3B:00.0, 0000:3b:00.0
+                place = (place.decode() if isinstance(place, bytes) else place).lower()[-12:]
+                found[name] = (devices / place / "local_cpulist").read_text().strip()
+    return list(found.values())
 
 
 class GpuMeter:

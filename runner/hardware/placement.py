@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.base.errors import Policy, RefusedError
+from runner.hardware.binding import NONE, bind_host, core_map_of, whole_cores
 from runner.hardware.devices import common_device, gpu_indices, gpu_warning
 from runner.hardware.resources import Resources
 from runner.launch.launchers import Launcher
@@ -26,6 +27,8 @@ class Placement:
     problem: str = ""  # cores that the launcher keeps from this rank
     fix: str = ""  # of the problem
     gpu_warning: str = ""  # GPUs of this host that are promised or broken, and not used
+    given: str = ""  # the cores that the launcher gave it, as Linux lists them
+    bound: str = ""  # the cores to which the runner binds it; "": the launcher's are kept
 
     @property
     def warning(self) -> str:
@@ -43,6 +46,7 @@ def place_all(
     kinds: Sequence[Resources],
     device: str,
     policy: Policy,
+    binding: str = NONE,
 ) -> list[list[Placement]]:
     """The placements of all ranks, host by host. All ranks compute all of them, so all decide, or raise, the same.
 
@@ -53,18 +57,20 @@ def place_all(
         kinds: the distinct resources.
         device: one of ``DEVICES``; ``auto`` is a GPU where any rank sees one.
         policy: for a diagnostic tool, ranks that would be refused compute on their CPUs.
+        binding: a value of --bind.
 
     Raises:
-        UsageError: a GPU is asked for and none is visible.
-        RefusedError: some hosts have GPUs and others none, ranks of a host cannot have a GPU each, or the scheduler has
-            allotted GPUs of which none can be used.
+        UsageError: a GPU is asked for and none is visible, or --bind names too few cores.
+        RefusedError: some hosts have GPUs and others none, ranks of a host cannot have a GPU each, the scheduler has
+            allotted GPUs of which none can be used, or --bind names a core twice or a forbidden one.
     """
 
     def placed(used: str, *, warns: bool) -> list[list[Placement]]:
         found: dict[tuple[int, ...], list[Placement]] = {}  # hosts whose ranks have the same resources are placed once
         for name, numbers in hosts:
             if tuple(numbers) not in found:
-                found[tuple(numbers)] = _place_host(launcher, name, [kinds[n] for n in numbers], used, warns=warns)
+                sharers = [kinds[n] for n in numbers]
+                found[tuple(numbers)] = _place_host(launcher, name, sharers, used, binding, warns=warns)
         return [found[tuple(numbers)] for _, numbers in hosts]
 
     try:
@@ -77,21 +83,24 @@ def place_all(
 
 
 def _place_host(
-    launcher: Launcher, host: str, sharers: Sequence[Resources], used: str, *, warns: bool
+    launcher: Launcher, host: str, seen: Sequence[Resources], used: str, binding: str, *, warns: bool
 ) -> list[Placement]:
     """The placements of a host's ranks, in the order of their local ranks.
 
     Args:
-        sharers: the resources of those ranks, in the same order.
+        seen: the resources of those ranks, in the same order.
         used: the kind of device on which all ranks compute.
+        binding: a value of --bind.
         warns: whether GPUs that are not used are told of.
     """
-    gpus = [None] * len(sharers) if used == "cpu" else gpu_indices(launcher, host, sharers)
-    warning = gpu_warning(sharers, used) if warns else ""
+    gpus = [None] * len(seen) if used == "cpu" else gpu_indices(launcher, host, seen)
+    warning = gpu_warning(seen, used) if warns else ""
+    bound = bind_host(binding, host, seen, gpus)
+    sharers = [replace(own, cores=cores or own.cores) for own, cores in zip(seen, bound, strict=True)]
     sharing = _sharing(sharers)
     placements = []
-    for own, gpu in zip(sharers, gpus, strict=True):
-        threads, source = _threads(own, sharing[own.mask], len(sharers))
+    for own, gpu, cores, before in zip(sharers, gpus, bound, seen, strict=True):
+        threads, source = _threads(own, sharing[own.mask], len(sharers), whole_cores(cores, core_map_of(seen)))
         problem, fix = _binding_problem(launcher, own, len(sharers))
         share = own.mask.bit_count() / sharing[own.mask]
         placements.append(
@@ -105,16 +114,22 @@ def _place_host(
                 problem=problem,
                 fix=fix,
                 gpu_warning=warning,
+                given=before.cores,
+                bound=cores,
             )
         )
     return placements
 
 
-def _threads(own: Resources, sharing: int, on_host: int) -> tuple[int, str]:
-    """(threads, their source): cores that the rank may use ÷ ranks that share them, unless the user has set a number."""
+def _threads(own: Resources, sharing: int, on_host: int, bound: int) -> tuple[int, str]:
+    """(threads, their source): cores that the rank may use ÷ ranks that share them, unless the user has set a number.
+
+    Args:
+        bound: the physical cores to which the runner binds the rank, 0 if it does not.
+    """
     if own.user_threads is not None:
         return own.user_threads, "OMP_NUM_THREADS"
-    cores = own.mask.bit_count()
+    cores = bound or own.mask.bit_count()
     threads = cores // sharing
     text = f"{_counted(cores, 'core')} ÷ {_counted(sharing, 'rank')} on them"
     if own.quota is not None and own.quota / on_host < threads:

@@ -11,6 +11,7 @@ from signal import SIGUSR1, Signals
 from runner.backends.registry import process_groups
 from runner.base.quantities import clock_text, not_negative, seconds, time_limit
 from runner.base.settings import option
+from runner.hardware.binding import AUTO, parse_binding
 from runner.hardware.devices import DEVICES
 from runner.launch.launchers import SINGLE, launchers
 from runner.rendezvous.rendezvous import WAYS
@@ -41,7 +42,16 @@ def _launcher_names() -> list[str]:
     return [*(row.name for row in launchers()), SINGLE.name]
 
 
-_EQUAL = ("device", "backend", "restart_in_place", "hang_timeout", "collective_timeout", "time_limit", "time_to_save")
+_EQUAL = (
+    "device",
+    "backend",
+    "bind",
+    "restart_in_place",
+    "hang_timeout",
+    "collective_timeout",
+    "time_limit",
+    "time_to_save",
+)
 
 _usual = partial(option, group="runner")
 _advanced = partial(option, group="runner", advanced=True)  # only the full help shows it
@@ -62,6 +72,13 @@ class JobSettings:
         "(default: auto, which is nccl on GPUs, xccl on Intel's; on CPUs mpi4py if it can be used, else gloo). For a script mpi4py "
         "only, which then serves one that says gloo or mpi, or names no backend",
         choices=lambda: ["auto", *process_groups()],
+    )
+    bind: str = _advanced(
+        AUTO,
+        "cores of each rank: auto gives ranks that the launcher left on the same cores a share of their own, if the job has these cores "
+        "alone or they are fewer than the ranks; none keeps the launcher's; a list names them for each rank of a host: 0-3:4-7",
+        parse=parse_binding,
+        metavar="auto|none|LIST",
     )
     launcher: str | None = _advanced(
         None, "read rank and size from this launcher's variables, whatever others are set", choices=_launcher_names

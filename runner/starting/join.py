@@ -9,7 +9,9 @@ from dataclasses import asdict
 from runner.backends.registry import installed_packages
 from runner.backends.selection import with_backend
 from runner.base.errors import Policy, UsageError, raised_on_all_ranks
+from runner.base.process_stat import process_stat
 from runner.guard.report.board import Board
+from runner.hardware.binding import NONE
 from runner.hardware.placement import Placement, place_all
 from runner.hardware.resources import of_record, resources
 from runner.job import Job
@@ -31,6 +33,7 @@ def record_of(
     asks_for_gpus: bool,
     guard_port: int = 0,
     options: Sequence[str] = (),
+    binds: bool = False,
 ) -> RankRecord:
     """Return the record that this rank sends to the others. It says why the rank cannot run its target, if it cannot.
 
@@ -38,7 +41,10 @@ def record_of(
         digest: of the target's text.
         guard_port: rank 0's, if it has a guard.
         options: the runner's that have to be equal.
+        binds: whether ranks may be bound to cores.
     """
+    started = process_stat(context.process) if binds else None
+    is_first = context.local_rank is None or context.local_rank.value == 0
     return own_record(
         context,
         problem=problem.message if problem else None,
@@ -50,19 +56,32 @@ def record_of(
         packages=installed_packages(),
         absent_interfaces=absent_interfaces(context.environment),
         nccl_interface=nccl_interface(context.environment),
-        resources=asdict(resources(context.environment, asks_for_gpus=asks_for_gpus)),
+        resources=asdict(
+            resources(
+                context.environment,
+                asks_for_gpus=asks_for_gpus,
+                launched_by=started.parent if started else 0,
+                maps_cores=binds and is_first,
+            )
+        ),
         guard_port=guard_port,
         importer=os.getppid(),
     )
 
 
 @raised_on_all_ranks()
-def place(context: LaunchContext, topology: Topology, device: str, policy: Policy) -> tuple[Placement, ...]:
-    """The placements of all ranks, in rank order. Hosts with equal resources share their ``Placement`` objects."""
+def place(
+    context: LaunchContext, topology: Topology, device: str, policy: Policy, binding: str = NONE
+) -> tuple[Placement, ...]:
+    """The placements of all ranks, in rank order. Hosts with equal resources share their ``Placement`` objects.
+
+    Args:
+        binding: a value of --bind.
+    """
     kinds, index = topology.records.of_field("resources")
     numbers = index or [0] * topology.size
     hosts = [(host.name, [numbers[rank] for rank in host.ranks]) for host in topology.hosts]
-    placed = place_all(context.launcher, hosts, [of_record(kind) for kind in kinds], device, policy)
+    placed = place_all(context.launcher, hosts, [of_record(kind) for kind in kinds], device, policy, binding)
     by_rank = {
         rank: placement
         for host, placements in zip(topology.hosts, placed, strict=True)

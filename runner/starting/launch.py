@@ -24,6 +24,7 @@ from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.guard.process.lifeline import Computes, Lifeline, Met, Seeks
 from runner.guard.report.console import print_text
 from runner.guard.settings import Origin, Watched, Words
+from runner.hardware.binding import NONE, bind_process
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting
@@ -155,8 +156,11 @@ class Launch:
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))
         # A tool that works alone may be started anywhere, also where a job's GPUs are not.
-        placements = place(context, topology, asked.device if tool.needs_rendezvous else "cpu", policy)
+        device = asked.device if tool.needs_rendezvous else "cpu"
+        placements = place(context, topology, device, policy, asked.bind)
         own = placements[context.rank.value]
+        if own.bound:
+            bind_process(own.bound)
         if own.device_index is not None:
             lifeline.tell(Computes(record.resources["gpus"][own.device_index]))
         if context.size.value > 1:
@@ -201,6 +205,7 @@ def described(
         asks_for_gpus=request.job.device != "cpu" or tool_of(request.tool).examines,
         options=request.job.equal_on_all_ranks(),
         guard_port=guard_port,
+        binds=request.job.bind != NONE and tool_of(request.tool).needs_rendezvous,
     )
     return target, record
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from runner.base.errors import UsageError
 from runner.guard.process.identity import is_read_by_torch
+from runner.hardware.binding import NONE, OPENMP_VARIABLES
 from runner.launch.detect import detect
 from runner.launch.target import NO_PYTHON, Target, find_target
 from runner.options.command import Request
@@ -29,6 +30,8 @@ def why_not_here(job: JobSettings, environment: Mapping[str, str]) -> str:
         context = detect(environment, job.launcher)
         if (context.local_size or context.size).value < 2:
             return "one rank on this host"
+    if job.bind != NONE and (early := next(filter(environment.get, OPENMP_VARIABLES), "")):
+        return f"{early} is set, which is read at the import, after the ranks are bound to cores (--bind none)"
     return ""
 
 

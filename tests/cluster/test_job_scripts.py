@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import virtual
 from tests.cluster.job_scripts import BY_LAUNCHER, FOLDER, PYTHON, finished, submit_by, written
 from tests.cluster.launchers import BIN, DEBIAN_MPIRUN, INTEL, INTEL_MPIRUN, PREFIXES, by_ssh
 from tests.cluster.virtual import Cluster
@@ -41,27 +39,23 @@ def test_what_jobscript_writes_is_submitted_and_runs(vc: Cluster) -> None:
     assert hosts(json_object(text)) == {"node1": [0, 1], "node2": [2, 3]}
 
 
-def test_from_inside_a_step_that_is_bound_to_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_inside_a_step_that_is_bound_to_a_core(binding: Cluster) -> None:
     """Its cores are not those of a job that is submitted there, nor of what supervise starts."""
-    bound = virtual.SLURM_CONF.replace("TaskPlugin=task/none", "TaskPlugin=task/affinity")
-    monkeypatch.setattr(virtual, "SLURM_CONF", bound)
-    monkeypatch.setattr(virtual, "CORES_PER_HOST", os.cpu_count())
     shape = ["--ranks-per-node=2", "--cores-per-rank=1", "--time-limit=0:05:00", "--directive=--oversubscribe"]
     script = path_of("says_its_cores")
-    with virtual.cluster(1, slurm=True) as vc:
-        step = ["srun", "--ntasks=1", "--cpus-per-task=1"]
-        assert ok(vc.run("node1", [*step, "printenv", "SLURM_CPU_BIND"])).stdout.startswith("quiet,mask_cpu:0x")
-        sbatch = ["sbatch", "--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--output=train-%j.out"]
-        by_jobscript = vc.run("node1", [*step, *RUNNER, "jobscript", *shape, "--submit", script])
-        by_sbatch = vc.run("node1", [*step, *sbatch, *written(vc, "srun", script)])
-        jobs = [ok(done).stdout.split()[-1] for done in (by_jobscript, by_sbatch)]
-        texts = [finished(vc, job, vc.folder / f"train-{job}.out") for job in jobs]
-        inner = ["srun", "--overlap", "--ntasks=2", "--cpus-per-task=1", *RUNNER, script]
-        whole = ["srun", "--ntasks=1", "--cpus-per-task=2", "--cpu-bind=map_cpu:0"]
-        texts.append(ok(vc.run("node1", [*whole, *RUNNER, "supervise", "--", *inner])).stdout)
-        for text in texts:
-            cores = [line.split()[-1] for line in text.splitlines() if line.startswith("cores of rank")]
-            assert len(cores) == len(set(cores)) == 2, text
+    step = ["srun", "--ntasks=1", "--cpus-per-task=1"]
+    assert ok(binding.run("node1", [*step, "printenv", "SLURM_CPU_BIND"])).stdout.startswith("quiet,mask_cpu:0x")
+    sbatch = ["sbatch", "--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--output=train-%j.out"]
+    by_jobscript = binding.run("node1", [*step, *RUNNER, "jobscript", *shape, "--submit", script])
+    by_sbatch = binding.run("node1", [*step, *sbatch, *written(binding, "srun", script)])
+    jobs = [ok(done).stdout.split()[-1] for done in (by_jobscript, by_sbatch)]
+    texts = [finished(binding, job, binding.folder / f"train-{job}.out") for job in jobs]
+    inner = ["srun", "--overlap", "--ntasks=2", "--cpus-per-task=1", *RUNNER, script]
+    whole = ["srun", "--ntasks=1", "--cpus-per-task=2", "--cpu-bind=map_cpu:0"]
+    texts.append(ok(binding.run("node1", [*whole, *RUNNER, "supervise", "--", *inner])).stdout)
+    for text in texts:
+        cores = [line.split()[-1] for line in text.splitlines() if line.startswith("cores of rank")]
+        assert len(cores) == len(set(cores)) == 2, text
 
 
 def test_a_request_that_slurm_refuses(vc: Cluster) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from runner.base.quantities import size_text
 from runner.hardware.control_groups import control_groups
-from runner.hardware.resources import cores_of, of_record
+from runner.hardware.core_map import cores_of
+from runner.hardware.resources import of_record
 from runner.job import Job
 from runner.launch.host_lists import expand_hosts
 from runner.tools.doctor.examine import Team, Verdict, counted, fail, ok, warn, where

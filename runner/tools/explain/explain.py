@@ -52,6 +52,7 @@ def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, A
         "backend": {"name": job.backend, "why": job.backend_why},
         "endpoint": {"host": job.endpoint.host, "port": job.endpoint.port, "interface": job.endpoint.interface},
         "imports": _imports(job),
+        "binding": _binding(job),
         "settings": settings(job),
         "versions": {name: getattr(topology.records[0], name) for name in ("runner", "python", "torch")},
         "not_with_it": [f"{one.name} (torch {number_of(one.floor)})" for one in lacking(topology.records[0].torch)],
@@ -77,6 +78,15 @@ def _imports(job: Job) -> str:
     return "once per host"
 
 
+def _binding(job: Job) -> str:
+    """Say which cores the launcher gave the ranks, and what the runner made of it."""
+    changed = [placement for placement in job.placements if placement.bound]
+    if not changed:
+        return f"as {job.context.launcher.title} has left it"
+    given = "; ".join(sorted({placement.given for placement in changed}))
+    return f"each rank has cores of its own by --bind, where {job.context.launcher.title} gave {len(changed)} ranks cores {given}"
+
+
 def _place(layout: Layout, stage_owners: list[int], rank: int) -> dict[str, Any]:
     """Return a rank's place in the mesh: its stages, its replica and shard of the model, its shard of each layer."""
     place = layout.place(rank)
@@ -97,6 +107,8 @@ def _rank_facts(job: Job, rank: int) -> dict[str, Any]:
         "device": placement.torch_device,
         "gpus_visible": len(of_record(record.resources).gpus),
         "cores": placement.cores,
+        "core_list": placement.bound or placement.given,
+        "given_cores": placement.given,
         "threads": placement.threads,
         "threads_source": placement.threads_source,
         "warning": placement.warning,
@@ -122,6 +134,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         *[("not with it", "; ".join(facts["not_with_it"]))] * bool(facts["not_with_it"]),
         ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),
         ("imports", facts["imports"]),
+        ("binding", facts["binding"]),
         ("threads", f"{ranks[0]['threads']} per rank: {ranks[0]['threads_source']}"),
         *(("warning", text) for text in dict.fromkeys(rank["warning"] for rank in ranks if rank["warning"])),
         *(("GPUs", text) for text in dict.fromkeys(_gpu_texts(ranks))),
@@ -133,7 +146,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
     for label, text in lines:
         grid.add_row(label, text)
     out.print(grid)
-    columns = {"rank": "rank", "host": "host", "local_rank": "local rank", "device": "device", "cores": "cores"}
+    columns = {"rank": "rank", "host": "host", "local_rank": "local rank", "device": "device", "core_list": "cores"}
     columns |= {"threads": "threads", "pid": "process"}
     for rank in ranks:
         rank |= {name: rank["mesh"][dimension] for name, dimension in _MESH.items()}
@@ -147,7 +160,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
             Column(
                 title=title,
                 cells=[str(rank[key]) for rank in ranks],
-                justify="left" if title in ("host", "device") else "right",
+                justify="left" if title in ("host", "device", "cores") else "right",
             )
             for key, title in columns.items()
         ],

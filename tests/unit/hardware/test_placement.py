@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.base.errors import Policy, RefusedError, UsageError
+from runner.hardware.core_map import cores_text
 from runner.hardware.gpus import Gpus
 from runner.hardware.placement import Placement, place_all
-from runner.hardware.resources import Resources, cores_text, resources
+from runner.hardware.resources import Resources, resources
 from runner.launch.detect import detect
 from runner.launch.launchers import LAUNCHERS
 from runner.options.command import parse

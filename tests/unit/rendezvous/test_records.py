@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.hardware.resources import cores_of, cores_text
+from runner.hardware.core_map import cores_of, cores_text
 from runner.rendezvous.records.record import RankRecord
 from runner.rendezvous.records.records import Records, flat, is_flat, packed
 
