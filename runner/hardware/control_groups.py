@@ -1,10 +1,15 @@
-"""The control groups of this process, of version 1 and 2, and the CPU time that they allow it (Linux)."""
+"""The control groups of this process, of version 1 and 2, and the CPU time and memory that they allow it (Linux)."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
 _PROCESS = Path("/proc/self")
+# Of control groups version 2 and 1: the limit, what is used, and its part in memory.stat that is cached files.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def control_groups(controller: str, process: Path = _PROCESS) -> list[Path]:
@@ -47,6 +52,25 @@ def cpu_quota(process: Path = _PROCESS) -> float | None:
             except (OSError, ValueError):
                 continue
     return min(limits, default=None)
+
+
+def free_memory() -> int:
+    """Return the available bytes of memory: the host's, or fewer if control groups limit them."""
+    import psutil
+
+    free = [psutil.virtual_memory().available]
+    for level in control_groups("memory"):
+        for limit_file, used_file, cached in _MEMORY_FILES:
+            try:
+                limit = (level / limit_file).read_text().strip()
+                if limit != "max":
+                    used = int((level / used_file).read_text())
+                    stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
+                    # Cached files that can be dropped count as used there.
+                    free.append(max(0, int(limit) - used + int(stat.get(cached, 0))))
+            except (OSError, ValueError):
+                continue
+    return min(free)
 
 
 def _below(path: str, root: str) -> PurePosixPath:

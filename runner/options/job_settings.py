@@ -17,6 +17,7 @@ from runner.launch.launchers import SINGLE, launchers
 from runner.rendezvous.rendezvous import WAYS
 
 HANG_TIMEOUT = 600.0  # seconds
+STAGING_SECONDS = 1800.0  # for the copies of --stage
 
 
 def _notice(text: str) -> Signals | Path:
@@ -112,6 +113,17 @@ class JobSettings:
     )
     preload: tuple[str, ...] = _advanced(
         (), "import this module once per host, too, such as transformers; repeatable", metavar="MODULE"
+    )
+    stage: tuple[Path, ...] = _usual(
+        (),
+        "copy this folder or file to each host's own disk before the ranks start, and let them read it there, at the same path; "
+        "repeatable. `stage` sends it from host to host",
+        metavar="PATH",
+    )
+    stage_to: Path | None = _advanced(
+        None,
+        "folder of the host's own disk for --stage (default: SLURM_TMPDIR, LOCAL_SCRATCH, PBS_JOBFS or TMPDIR, else /tmp)",
+        metavar="DIR",
     )
     hang_timeout: float | None = _advanced(
         None,

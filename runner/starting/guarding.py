@@ -14,7 +14,7 @@ from runner.launch.launchers import launchers
 from runner.launch.siblings import siblings_of
 from runner.launch.time_limit import margin, time_left
 from runner.options.command import Request
-from runner.options.job_settings import HANG_TIMEOUT
+from runner.options.job_settings import HANG_TIMEOUT, STAGING_SECONDS
 from runner.rendezvous.methods.mpi_library import library_of_launcher
 from runner.rendezvous.rendezvous import Rendezvous, RendezvousMethod
 from runner.rendezvous.transport.interfaces import own_addresses
@@ -54,7 +54,7 @@ def guard_watched(context: LaunchContext, request: Request, parent: int, found: 
     save_within = _OF_LIMIT * (job.collective_timeout or Job.collective_timeout)
     left = time_left(context.environment, job.time_limit, passed) if job.on_preempt else None
     return Watched(
-        rendezvous_timeout=job.timeout + 10,
+        rendezvous_timeout=job.timeout + 10 + (STAGING_SECONDS if job.stage else 0),
         hang_after=hang_after,
         save_within=save_within,
         in_collective=max(hang_after, save_within) if request.may_be_workload else job.hang_timeout or 0.0,

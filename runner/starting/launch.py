@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,6 +65,7 @@ class Launch:
     def __init__(self, argv: Sequence[str]) -> None:
         """Read the command line; what is wrong with it is told each rank."""
         self._problem: RunnerError | SystemExit | None = None
+        self._stage_problem: UsageError | None = None
         self._help = io.StringIO()
         try:
             replace_characters()
@@ -110,6 +112,8 @@ class Launch:
         """Import what workers need, in the importer. Returns why they must not be forked of it."""
         if self._request.may_be_workload:
             EARLY.listen()  # before the fork, so that a worker has no moment without it
+        if self._request.job.stage:
+            self._stage()
         for module in _SMALL:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
@@ -120,6 +124,27 @@ class Launch:
             put_program_on_path(self._target)
             modules = AHEAD if _COMPILES.search(source_of(self._target)) else AHEAD[:1]
         return import_once(modules, self._request.job.preload)
+
+    def _stage(self) -> None:
+        """Have the ranks of this host read from copies on its disk. They tell the others what is wrong with that."""
+        from runner.staging.staged import Staged
+
+        job = self._request.job
+        try:
+            staged = Staged(job.stage, job.stage_to, os.environ)
+        except UsageError as problem:
+            self._stage_problem = problem
+        else:
+            for line in staged.said:
+                print(f"runner: {socket.gethostname()}: {line}", file=sys.stderr)
+
+    def end(self) -> None:
+        """Remove what was staged for this launch only. Called in the agent, after all other processes' end."""
+        if not self.is_refused and self._request.job.stage:
+            from runner.staging.staged import remove_unused
+
+            with contextlib.suppress(UsageError):
+                remove_unused(self._request.job.stage_to, os.environ)
 
     def import_per_rank(self, why: str) -> None:
         """Each rank imports torch by itself."""
@@ -150,7 +175,7 @@ class Launch:
         """Meet the other ranks. Returns the target and this rank's view of the job."""
         request, asked, tool = self._request, self._request.job, tool_of(self._request.tool)
         policy = Policy.DIAGNOSTIC if tool.examines else Policy.STRICT
-        target, record = described(request, self._target, context, lifeline.port)
+        target, record = described(request, self._stage_problem or self._target, context, lifeline.port)
         lifeline.tell(Seeks())
         result = rendezvous(context, record, way=way, timeout=asked.timeout, policy=policy)
         topology = compare_ranks(result.records, policy)

@@ -37,6 +37,7 @@ TOOLS = {
     "scale": Tool("measure strong and weak scaling", needs_rendezvous=False),
     "smoke": Tool("test this installation with three short jobs", needs_rendezvous=False),
     "report": Tool("write a page about a run, or several: curves, ranks, failures", needs_rendezvous=False),
+    "stage": Tool("send environments and data to each host's own disk"),
     "supervise": Tool("restart a job after failures that a restart can fix", needs_rendezvous=False),
     "top": Tool("show the ranks of a running job, live", needs_rendezvous=False),
 }

@@ -61,6 +61,9 @@ class Setup(Work, Protocol):
             Refused: the process cannot become a rank.
         """
 
+    def end(self) -> None:
+        """Called once all other processes of the launch have ended."""
+
 
 def serve(listener: socket.socket | None, first: socket.socket, kept: bytes, make: Callable[[], Setup]) -> NoReturn:
     """Be the agent. Called in the process that was just forked.
@@ -85,6 +88,7 @@ def serve(listener: socket.socket | None, first: socket.socket, kept: bytes, mak
         agent.run()
         while kept and agent.is_worth_keeping and agent.await_launch(kept):
             agent.run()
+        agent.end()
         code = 0
     except BaseException:  # a defect of the runner's
         if agent is None:  # it has the elected rank's output
@@ -186,10 +190,14 @@ class Agent:
         self._listener = launch.listener
         self._link, self._codes, self._setup = Link(), set(), self._make()
         self._workers.serve(self._setup, self._inherited)
-        if not self._setup.shares and (importer := self._workers.importer):  # the program has changed
-            os.kill(importer.process, signal.SIGKILL)
-            self._workers.lose_importer()  # the first worker has another made
+        if not self._setup.shares:  # the program has changed
+            self._workers.end_importer()  # the first worker has another made
         return True
+
+    def end(self) -> None:
+        """End the importer, and what the launch has left."""
+        self._workers.end_importer()
+        self._setup.end()
 
     def print(self, text: str) -> None:
         """Print with a rank's output, as this process has none."""

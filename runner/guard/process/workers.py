@@ -146,6 +146,12 @@ class Workers:
                 if worker.process == message["process"]:
                     self._end(number, "", message["status"])
 
+    def end_importer(self) -> None:
+        """End the importer, if there is one; the kernel ends its workers with it."""
+        if self.importer is not None:
+            os.kill(self.importer.process, signal.SIGKILL)
+            self.lose_importer()
+
     def lose_importer(self) -> None:
         """Note the importer's end; the kernel ends its workers with it."""
         status = self._close_importer()

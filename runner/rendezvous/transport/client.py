@@ -23,7 +23,7 @@ class Client:
 
     def __init__(self, connection: socket.socket, sent: Stream, received: Stream) -> None:
         self.connection = connection
-        self._sent_stream, self._received_stream = sent, received
+        self.sent, self.received = sent, received
         self._received = bytearray()
 
     def __enter__(self) -> Client:
@@ -39,7 +39,7 @@ class Client:
             OSError: rank 0 has ended, or does not read.
         """
         self.connection.settimeout(within)
-        self.connection.sendall(self._sent_stream.pack(message))
+        self.connection.sendall(self.sent.pack(message))
 
     def receive(self, within: float) -> Any:
         """Wait ``within`` seconds for rank 0's next message, and return it.
@@ -50,7 +50,7 @@ class Client:
         """
         deadline = time.monotonic() + within
         while True:
-            complete, message = self._received_stream.take(self._received, LARGEST)
+            complete, message = self.received.take(self._received, LARGEST)
             if complete:
                 return message
             self._received += _chunk(self.connection, _CHUNK, deadline)

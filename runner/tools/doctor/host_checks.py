@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.base.quantities import size_text
-from runner.hardware.control_groups import control_groups
+from runner.hardware.control_groups import free_memory
 from runner.hardware.core_map import cores_of
 from runner.hardware.resources import of_record
 from runner.job import Job
@@ -23,11 +23,6 @@ MIB = 1 << 20
 _MEMORY_FAIL, _MEMORY_WARN = GIB // 2, 2 * GIB  # bytes per rank
 # A container's /dev/shm is 64 MiB by default. Data loader workers pass batches through it, and NCCL passes messages.
 _SHARED_FAIL, _SHARED_WARN = 8 * MIB, 256 * MIB  # bytes per rank
-# Of control groups version 2 and 1: the limit, what is used, and its part in memory.stat that is cached files.
-_MEMORY_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 def cores(job: Job, team: Team) -> Verdict:
@@ -90,29 +85,10 @@ def memory(job: Job, team: Team) -> Verdict:
     """Check the free memory per rank."""
     return _per_rank(
         job,
-        team.gather(_free_memory()),
+        team.gather(free_memory()),
         (_MEMORY_FAIL, _MEMORY_WARN),
         "ask the scheduler for more (--mem, mem=), or start fewer ranks per host",
     )
-
-
-def _free_memory() -> int:
-    """Available bytes: of the host, or less if control groups limit them."""
-    import psutil
-
-    free = [psutil.virtual_memory().available]
-    for level in control_groups("memory"):
-        for limit_file, used_file, cached in _MEMORY_FILES:
-            try:
-                limit = (level / limit_file).read_text().strip()
-                if limit != "max":
-                    used = int((level / used_file).read_text())
-                    stat = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
-                    # Cached files that can be dropped count as used there.
-                    free.append(max(0, int(limit) - used + int(stat.get(cached, 0))))
-            except (OSError, ValueError):
-                continue
-    return min(free)
 
 
 def shared_memory(job: Job, team: Team) -> Verdict:

@@ -1,0 +1,75 @@
+"""``--stage``: the ranks of a host find copies on its own disk in place of folders of a shared file system."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner.base.quantities import size_text
+from runner.staging.mounts import enter_namespace, put_over
+from runner.staging.store import Held, clear, hold, job_of, source_of, store_folder
+from runner.staging.tree import Copy, entries_of, pieces_of
+
+
+class Staged:
+    """The copies that a host's ranks use, in the process of which they are forked.
+
+    Attributes:
+        said: lines about what was done.
+    """
+
+    def __init__(self, paths: Sequence[Path], to: Path | None, environment: Mapping[str, str]) -> None:
+        """Find each copy, or make it by reading the source; then show it at the source's path.
+
+        Raises:
+            UsageError: a path cannot be staged.
+        """
+        folder, job = store_folder(to, environment), job_of(environment)
+        self.said: list[str] = []
+        self._held = [self._hold(folder, source, job) for source in dict.fromkeys(map(source_of, paths))]
+        clear(folder, job=job)
+        self._show()
+
+    def _hold(self, folder: Path, source: Path, job: str) -> Held:
+        began, entries = time.monotonic(), entries_of(source)
+
+        def fill(copy: Copy, missing: Sequence[int]) -> None:
+            for piece in pieces_of(source, entries, missing):
+                copy.write(piece)
+
+        held = hold(folder, source, entries, fill, job=job)
+        size = size_text(sum(entry.size for entry in entries), 1024)
+        how = (
+            f"copied in {time.monotonic() - began:.1f} s"
+            if held.is_new
+            else f"checked in {time.monotonic() - began:.1f} s"
+        )
+        self.said.append(f"{source} is read from {held.copy} ({size} in {len(entries)} entries, {how})")
+        return held
+
+    def _show(self) -> None:
+        try:
+            enter_namespace()
+            for held in self._held:
+                put_over(held.copy, held.path)
+        except OSError as error:
+            self.said.append(
+                f"this host allows no mounts ({error.filename}: {error.strerror}), so only Python's modules are taken from the copies"
+            )
+            sys.path[:] = map(self._moved, sys.path)
+        importlib.invalidate_caches()
+
+    def _moved(self, folder: str) -> str:
+        """The same folder in a copy, if it is in one."""
+        real = Path(os.path.realpath(folder))
+        found = next((held for held in self._held if folder and real.is_relative_to(held.path)), None)
+        return str(found.copy / real.relative_to(found.path)) if found else folder
+
+
+def remove_unused(to: Path | None, environment: Mapping[str, str]) -> None:
+    """Remove the copies that no process uses, after the ranks' end: in a scheduler's job those of other jobs."""
+    clear(store_folder(to, environment), job=job_of(environment))

@@ -1,0 +1,237 @@
+"""The copies on a host's own disk: their folder, which only its owner may enter, and who uses, makes and removes them.
+
+    <folder>/torch-mpi-runner-<uid>/<name>-<hash of the path>/<state>           a copy, complete
+                                                             /<state>.json      who made it, and whether it is kept
+                                                             /<state>.lock      held, shared, by all that use it
+                                                             /making.lock       held by the one process that makes a copy
+
+A lock ends with the last process that has it, also after SIGKILL. Copies that nobody uses and that were not to be kept are removed by the
+next start in another job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.base.errors import UsageError
+from runner.base.quantities import size_text
+from runner.hardware.control_groups import free_memory
+from runner.launch.launchers import SCHEDULER_JOBS
+from runner.staging.tree import Copy, Entry, digest_of, missing_in, remove
+
+# Where sites put a job's part of a node's own disk; the first that is set. (Slurm's job_container, CSC, PBS, and anybody's.)
+FOLDERS = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
+_SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "panfs", "afs", "pvfs2", "wekafs")
+_IN_MEMORY = ("tmpfs", "ramfs")
+_MAKING_SECONDS = 1800.0  # another process on this host that makes the same copy is waited for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A copy that this process uses, until it ends."""
+
+    path: Path  # of the source, without links
+    copy: Path
+    is_new: bool  # this process has made it
+    lock: int  # the descriptor that marks it as used, in this process and in those that it forks
+
+
+def source_of(path: Path) -> Path:
+    """The path without links.
+
+    Raises:
+        UsageError: there is nothing, or the working folder is in it.
+    """
+    try:
+        found = path.resolve(strict=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be staged: {error.strerror}") from None
+    if Path.cwd().is_relative_to(found):
+        raise UsageError(
+            f"{path} cannot be staged: the job works in it, and a copy is not written to", fix="name folders below it"
+        )
+    return found
+
+
+def store_folder(to: Path | None, environment: Mapping[str, str]) -> Path:
+    """Make the folder of this user's copies, if it is not there.
+
+    Args:
+        to: the folder that the user names; None: the first of ``FOLDERS`` that is set and on a disk of this host, else /tmp.
+
+    Raises:
+        UsageError: it cannot be made, is shared by hosts, allows no programs, or is another user's.
+    """
+    named = (Path(name) for name in map(environment.get, FOLDERS) if name and not _is_shared(name))
+    above = to or next(named, Path("/tmp"))  # noqa: S108 - the folder in it is checked
+    folder = above / f"torch-mpi-runner-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+        flags = os.statvfs(folder).f_flag
+    except OSError as error:
+        raise UsageError(f"--to {above}: {error.strerror}", fix="name a folder of the host's own disk") from None
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:
+        raise UsageError(f"{folder} is not this user's alone", fix="remove it, or name another folder with --to")
+    if flags & os.ST_NOEXEC:
+        raise UsageError(f"{above} allows no programs (noexec)", fix="name another folder with --to")
+    if _is_shared(str(folder)):
+        raise UsageError(f"{above} is on a file system that hosts share", fix="name a folder of the host's own disk")
+    return folder
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """The scheduler's name of the job; "" outside of one."""
+    return next((f"{name}={value}" for name in SCHEDULER_JOBS if (value := environment.get(name))), "")
+
+
+def hold(
+    folder: Path,
+    source: Path,
+    entries: Sequence[Entry],
+    fill: Callable[[Copy, Sequence[int]], None],
+    *,
+    job: str,
+    keep: bool = False,
+) -> Held:
+    """Take the copy of this state of a source into use; make it first if it is not there.
+
+    Args:
+        folder: the store.
+        entries: of the source.
+        fill: writes files of these indices into the copy.
+        job: the scheduler's name of the job, which may use the copy again.
+        keep: whether it stays after the job.
+
+    Raises:
+        UsageError: it does not fit, or cannot be made.
+    """
+    slot = folder / f"{source.name}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
+    slot.mkdir(mode=0o700, exist_ok=True)
+    copy = slot / digest_of(entries)
+    with _locked(slot / "making.lock"):
+        lock = _shared(copy)
+        is_new = not os.path.lexists(copy)
+        if is_new:
+            keep = keep or any(_about(older.with_suffix("")).get("keep") for older in slot.glob("*.json"))
+            _make(slot, copy, entries, fill)
+            copy.with_suffix(".json").write_text(
+                json.dumps({"path": str(source), "job": job, "keep": keep, "time": time.time(), "process": os.getpid()})
+            )
+        elif keep and not _about(copy).get("keep"):
+            copy.with_suffix(".json").write_text(json.dumps({**_about(copy), "keep": True}))
+        for older in slot.glob("*.json"):
+            if older.with_suffix("") != copy:
+                _remove_if_unused(older.with_suffix(""))
+    return Held(path=source, copy=copy, is_new=is_new, lock=lock)
+
+
+def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
+    """Remove the copies that nobody uses and no one is to find again; returns them.
+
+    Args:
+        job: copies of this job of the scheduler stay; "": there is none.
+        keep: whether those stay that were to be kept, and this job's.
+    """
+    removed = []
+    for slot in folder.iterdir():
+        for about in slot.glob("*.json"):
+            said = _about(about)
+            stays = keep and (said.get("keep") or (job and said.get("job") == job))
+            if not stays and _remove_if_unused(about.with_suffix("")):
+                removed.append(Path(str(said.get("path"))))
+    return removed
+
+
+def _make(slot: Path, copy: Path, entries: Sequence[Entry], fill: Callable[[Copy, Sequence[int]], None]) -> None:
+    older = max((one for one in slot.glob("*.json")), key=lambda one: one.stat().st_mtime, default=None)
+    old = older.with_suffix("") if older and os.path.lexists(older.with_suffix("")) else None
+    missing = missing_in(entries, old)
+    _refuse_without_room(slot, sum(entries[number].size for number in missing), len(entries))
+    partial = copy.with_suffix(".partial")
+    remove(partial)  # of a process that was killed
+    try:
+        made = Copy(partial, entries, old, missing)
+        fill(made, missing)
+        made.finish()
+    except BaseException:
+        remove(partial)
+        raise
+    partial.rename(copy)
+
+
+def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
+    """Raise UsageError if files of so many bytes do not fit on this disk, or into the job's memory if it is that."""
+    state = os.statvfs(slot)
+    needed += files * 2048  # half a block for each
+    free, what = state.f_bavail * state.f_frsize, "free"
+    if _file_system(str(slot)) in _IN_MEMORY and (memory := free_memory()) < free:
+        free, what = memory, "left of the memory that this job may use, where this folder is"
+    if needed > free:
+        raise UsageError(
+            f"a copy takes {size_text(needed, 1024)}, and in {slot.parent} there are {size_text(free, 1024)} {what}",
+            fix="name another folder with --to, or stage less",
+        )
+
+
+def _about(copy: Path) -> Mapping[str, object]:
+    try:
+        return dict(json.loads(copy.with_suffix(".json").read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _shared(copy: Path) -> int:
+    lock = os.open(copy.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def _remove_if_unused(copy: Path) -> bool:
+    """Remove a copy, unless a process holds its lock. Returns whether it was removed."""
+    with contextlib.suppress(OSError), open(copy.with_suffix(".lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        copy.with_suffix(".json").unlink(missing_ok=True)
+        remove(copy)
+        copy.with_suffix(".lock").unlink()
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "a") as lock:
+        until = time.monotonic() + _MAKING_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise UsageError(f"another process has made a copy in {path.parent} for too long") from None
+                time.sleep(0.1)
+        yield
+
+
+def _is_shared(path: str) -> bool:
+    return _file_system(path) in _SHARED
+
+
+def _file_system(path: str) -> str:
+    """The kind of the file system on which an existing path is (man 5 proc, mountinfo); "" if Linux does not tell."""
+    kinds: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for fields in map(str.split, Path("/proc/self/mountinfo").read_text().splitlines()):
+            kinds[fields[4].replace("\\040", " ")] = fields[fields.index("-", 6) + 1]
+    real = os.path.realpath(path)
+    above: Collection[str] = [point for point in kinds if Path(real).is_relative_to(point)]
+    return kinds[max(above, key=len)] if above else ""

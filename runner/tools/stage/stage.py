@@ -1,0 +1,123 @@
+"""``python -m runner stage``: send environments, code or data to each host's own disk, for a job's --stage.
+
+    srun --ntasks-per-node=1 python -m runner stage ~/myenv          one host reads it, and sends it to the next, and so on
+    srun python -m runner --stage ~/myenv train.py                   its ranks find the copies, at the same path
+    srun --ntasks-per-node=1 python -m runner stage --remove         removes all copies that nobody uses
+
+A later `stage` sends only files that have changed. Copies stay for the scheduler's job, or until the next run that uses them has ended;
+with --keep until --remove. One rank per host is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from runner.base.errors import UsageError
+from runner.base.quantities import nonempty_path, size_text
+from runner.job import Job
+from runner.options.parsing import Parser
+from runner.rendezvous.transport.control_channel import ControlChannel
+from runner.rendezvous.transport.endpoint import listen, port_of
+from runner.rendezvous.transport.interfaces import own_addresses
+from runner.rendezvous.transport.secret import derived
+from runner.staging.store import clear, job_of, store_folder
+from runner.tools.stage.chain import NeighbourError, Sent, Wire, accept, reach, send_tree
+from runner.tools.tables.table import show_progress
+
+_MEETING_SECONDS = 60.0
+_STAGING_SECONDS = 24 * 3600.0
+
+
+def stage(job: Job, argv: list[str]) -> None:
+    """Send the paths along the hosts, and print what each has got.
+
+    Raises:
+        UsageError: a path cannot be staged on some host.
+    """
+    parser = Parser(prog="python -m runner stage", description=__doc__)
+    parser.add_argument("paths", nargs="*", type=nonempty_path, metavar="PATH", help="folder or file")
+    parser.add_argument(
+        "--to",
+        type=nonempty_path,
+        metavar="DIR",
+        help="folder of the host's own disk (default: SLURM_TMPDIR, LOCAL_SCRATCH, PBS_JOBFS or TMPDIR, else /tmp)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the copies for later jobs, until --remove")
+    parser.add_argument("--remove", action="store_true", help="remove all copies on these hosts that nobody uses")
+    given = parser.parse_args(argv)
+    if bool(given.paths) == given.remove:
+        parser.error("name what to send, or --remove")
+    hosts = job.topology.hosts
+    index = job.topology.host_index(job.rank)
+    leads = job.local_rank == 0
+    first = job.topology.records[0]
+    with ExitStack() as stack:
+        purpose = f"stage of {first.host_key}/{first.pid}"
+        channel = stack.enter_context(ControlChannel(job.rank, job.size, job.endpoint, purpose))
+        listener = stack.enter_context(listen(loopback=False)) if leads and index + 1 < len(hosts) else None
+        addresses = [address for _, address in own_addresses(job.context.environment)]
+        where = [[address, port_of(listener)] for address in addresses] if listener else []
+        everybody = channel.gather("addresses", where, _MEETING_SECONDS, to_all=True)
+        result: dict[str, Any] = {"host": job.context.host, "sent": []}
+        if leads:
+            before = behind = None
+            try:
+                key = derived(job.endpoint.key, "stage")
+                before = reach(everybody[hosts[index - 1].ranks[0]], key, job.rank, _MEETING_SECONDS) if index else None
+                behind = accept(listener, key, _MEETING_SECONDS) if listener else None
+                result |= _remove(given) if given.remove else _send(given, before, behind, shows=job.rank == 0)
+            except UsageError as problem:
+                result |= {"problem": problem.message, "fix": problem.fix}
+            except NeighbourError as problem:
+                result |= {"lost": str(problem)}
+            finally:  # neighbours that wait for this host see its end
+                for wire in filter(None, (before, behind)):
+                    wire.close()
+        results = channel.gather("results", result, _STAGING_SECONDS, to_all=True)
+    _report(job, [results[host.ranks[0]] for host in hosts])
+
+
+def _send(given: Any, before: Wire | None, behind: Wire | None, *, shows: bool) -> dict[str, Any]:
+    folder, job = store_folder(given.to, os.environ), job_of(os.environ)
+    sent: list[Sent] = []
+    for path in given.paths:
+
+        def report(done: int, total: int, path: Any = path) -> None:
+            if shows:
+                show_progress(f"{path}: {size_text(done, 1024)} of {size_text(total, 1024)}")
+
+        _, found = send_tree(path, folder, job=job, keep=given.keep, before=before, behind=behind, report=report)
+        sent.append(found)
+    if shows:
+        show_progress("")
+    clear(folder, job=job)
+    return {"sent": [asdict(one) for one in sent]}
+
+
+def _remove(given: Any) -> dict[str, Any]:
+    return {"removed": [str(path) for path in clear(store_folder(given.to, os.environ), job="", keep=False)]}
+
+
+def _report(job: Job, results: list[dict[str, Any]]) -> None:
+    """Print what each host has; all ranks end with the first problem.
+
+    Raises:
+        UsageError: a host has one.
+    """
+    for one in (one for name in ("problem", "lost") for one in results if one.get(name)):
+        raise UsageError(f"host {one['host']}: {one.get('problem') or one['lost']}", fix=one.get("fix", ""))
+    if job.rank == 0:
+        for one in results:
+            for sent in one["sent"]:
+                copied = f"{size_text(sent['copied'], 1024)} copied" if sent["copied"] else "nothing to copy"
+                print(
+                    f"{one['host']}: {sent['path']}: {size_text(sent['bytes'], 1024)} in {sent['entries']} entries, "
+                    f"{copied}, {sent['seconds']:.1f} s"
+                )
+            for path in one.get("removed", ()):
+                print(f"{one['host']}: removed the copy of {path}")
+        sys.stdout.flush()

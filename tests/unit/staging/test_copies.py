@@ -1,0 +1,189 @@
+"""Copies on a host's own disk: equal to their source, made once, shared under a lock, removed when nobody uses them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.base.errors import UsageError
+from runner.staging import store, tree
+from runner.staging.store import Held, clear, hold, job_of, source_of, store_folder
+from runner.staging.tree import Copy, entries_of, pieces_of
+
+NAMES = st.text("abc.-é ", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return store_folder(tmp_path, {})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    made = tmp_path / "env"
+    (made / "lib" / "deep").mkdir(parents=True)
+    (made / "lib" / "a.py").write_text("a = 1\n")
+    (made / "lib" / "empty").touch()
+    (made / "lib" / "large").write_bytes(os.urandom(3 * tree.PIECE_BYTES + 7))
+    (made / "lib" / "deep" / "link").symlink_to("../a.py")
+    (made / "lib" / "away").symlink_to("/nowhere")
+    (made / "run").write_text("#!/bin/sh\n")
+    (made / "run").chmod(0o755)
+    (made / "lib" / "deep").chmod(0o555)
+    return made
+
+
+def held(folder: Path, source: Path, copied: list[str] | None = None, job: str = "", keep: bool = False) -> Held:
+    entries = entries_of(source)
+
+    def fill(copy: Copy, missing: Sequence[int]) -> None:
+        if copied is not None:
+            copied.extend(entries[number].path for number in missing)
+        for piece in pieces_of(source, entries, missing):
+            copy.write(piece)
+
+    return hold(folder, source, entries, fill, job=job, keep=keep)
+
+
+def contents(top: Path) -> dict[str, bytes]:
+    return {entry.path: (top / entry.path).read_bytes() for entry in entries_of(top) if entry.is_file}
+
+
+def test_a_copy_is_its_source(folder: Path, source: Path) -> None:
+    found = held(folder, source)
+    assert found.is_new
+    assert entries_of(found.copy) == entries_of(source), "types, modes, sizes, times and links"
+    assert contents(found.copy) == contents(source)
+    assert not held(folder, source).is_new
+    one = source / "run"
+    assert held(folder, one).copy.read_text() == one.read_text(), "of one file"
+
+
+@given(files=st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.binary(max_size=50), max_size=8))
+def test_any_tree(files: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name) / "source"
+        top.mkdir()
+        for path, content in files.items():
+            if not any(above.is_file() for above in (top / path).parents) and not (top / path).is_dir():
+                (top / path).parent.mkdir(parents=True, exist_ok=True)
+                (top / path).write_bytes(content)
+        found = held(store_folder(Path(name), {}), top)
+        os.close(found.lock)
+        assert entries_of(found.copy) == entries_of(top)
+        assert contents(found.copy) == contents(top)
+
+
+def test_only_changed_files_are_copied_again(folder: Path, source: Path) -> None:
+    first = held(folder, source)
+    before = (first.copy / "lib" / "large").stat().st_ino
+    (source / "lib" / "a.py").write_text("a = 2\n")
+    (source / "new").touch()
+    (source / "run").unlink()
+    copied: list[str] = []
+    second = held(folder, source, copied)
+    assert copied == ["lib/a.py", "new"]
+    assert (second.copy / "lib" / "large").stat().st_ino == before
+    assert contents(second.copy) == contents(source)
+    assert (first.copy / "lib" / "a.py").read_text() == "a = 1\n", "a job that uses the older copy keeps it"
+
+
+def test_a_file_that_changes_meanwhile_is_told(folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = entries_of(source)
+    (source / "lib" / "a.py").write_text("a = 2  # longer\n")
+    numbers = [n for n, entry in enumerate(entries) if entry.is_file]
+    with pytest.raises(UsageError, match=r"a\.py has changed while it was copied"):
+        list(pieces_of(source, entries, numbers))
+
+
+def test_nothing_is_left_of_a_copy_that_fails(folder: Path, source: Path) -> None:
+    def fails(copy: Copy, missing: Sequence[int]) -> None:
+        raise UsageError("the disk has burnt")
+
+    with pytest.raises(UsageError, match="burnt"):
+        hold(folder, source, entries_of(source), fails, job="")
+    assert [path.name for path in folder.glob("*/*") if path.suffix not in (".lock",)] == []
+
+
+def test_what_does_not_fit_is_refused_before_it_is_copied(
+    folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_file_system", lambda _: "tmpfs")
+    monkeypatch.setattr(store, "free_memory", lambda: 1 << 20)
+    copied: list[str] = []
+    with pytest.raises(UsageError, match=r"a copy takes 12.0 MiB, and in .* there are 1 MiB left of the memory"):
+        held(folder, source, copied)
+    assert copied == []
+
+
+@pytest.fixture
+def user(folder: Path, source: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that uses the copy."""
+    program = (
+        "import sys, time; from pathlib import Path; from tests.unit.staging.test_copies import held; "
+        "held(Path(sys.argv[1]), Path(sys.argv[2])); print('holds', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, folder, source], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "holds\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_copy_is_removed_when_its_last_user_was_killed(
+    folder: Path, source: Path, user: subprocess.Popen[str]
+) -> None:
+    assert clear(folder, job="") == [], "another job of the same user has it"
+    user.send_signal(signal.SIGKILL)
+    user.wait()
+    assert clear(folder, job="") == [source]
+    assert [path.name for path in folder.glob("*/*")] == ["making.lock"]
+
+
+def test_copies_stay_for_the_schedulers_job_or_when_they_are_kept(folder: Path, source: Path) -> None:
+    os.close(held(folder, source, job="SLURM_JOB_ID=7").lock)
+    assert clear(folder, job="SLURM_JOB_ID=7") == []
+    os.close(held(folder, source, keep=True).lock)
+    assert clear(folder, job="SLURM_JOB_ID=8") == []
+    assert clear(folder, job="", keep=False) == [source]
+    assert job_of({"SLURM_JOB_ID": "7"}) == "SLURM_JOB_ID=7"
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+    name = f"torch-mpi-runner-{os.getuid()}"
+    (tmp_path / name).mkdir(mode=0o755)
+    with pytest.raises(UsageError, match="is not this user's alone"):
+        store_folder(tmp_path, {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="is not this user's alone"):
+        store_folder(tmp_path / "other", {})
+    with pytest.raises(UsageError, match="--to /nowhere: No such file"):
+        store_folder(Path("/nowhere"), {})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = store_folder(None, {"LOCAL_SCRATCH": str(scratch)})
+    assert made.parent == scratch
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+def test_what_cannot_be_staged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe cannot be staged: it is neither file, folder nor link"):
+        entries_of(tmp_path)
+    with pytest.raises(UsageError, match="No such file"):
+        source_of(tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="the job works in it"):
+        source_of(tmp_path)
