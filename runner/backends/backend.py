@@ -6,6 +6,7 @@ overrides what it does differently.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.job import Job
@@ -62,6 +63,10 @@ class Backend:
 
     def prepare(self, job: Job) -> None:
         """Make it work in a program that may import torch, or the library, later. The job's store is served already."""
+
+    def starting(self, job: Job) -> AbstractContextManager[None]:
+        """The block in which torch.distributed's default group is made."""
+        return nullcontext()
 
     def start(self, job: Job) -> Connection:
         """Connect all ranks. Needs torch.distributed's default group. Collective.

@@ -80,14 +80,15 @@ def start_process_group(job: Job) -> None:
             ) from error
     timeout = timedelta(seconds=job.collective_timeout)
     client = torch_private.TCPStore(job.endpoint.host, job.endpoint.port, is_master=False, timeout=timeout)
-    dist.init_process_group(
-        backend.name,
-        store=torch_private.PrefixStore("runner", client),
-        rank=job.rank,
-        world_size=job.size,
-        timeout=timeout,
-        device_id=device if backend.binds_device else None,
-    )
+    with backend.starting(job):
+        dist.init_process_group(
+            backend.name,
+            store=torch_private.PrefixStore("runner", client),
+            rank=job.rank,
+            world_size=job.size,
+            timeout=timeout,
+            device_id=device if backend.binds_device else None,
+        )
 
 
 def stop_process_group() -> None:

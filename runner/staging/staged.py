@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner.base.quantities import size_text
+from runner.base.quantities import duration_text, size_text
 from runner.staging.mounts import enter_namespace, put_over
-from runner.staging.store import Held, clear, hold, job_of, source_of, store_folder
+from runner.staging.store import Held, clear, find_sent, hold, job_of, source_of, store_folder
 from runner.staging.tree import Copy, entries_of, pieces_of
 
 
@@ -35,20 +35,22 @@ class Staged:
         self._show()
 
     def _hold(self, folder: Path, source: Path, job: str) -> Held:
-        began, entries = time.monotonic(), entries_of(source)
+        began = time.monotonic()
+        if (found := find_sent(folder, source, job=job)) is not None:
+            held, age = found
+            how = f"as `stage` sent it {duration_text(age)} ago; stage it again after a change"
+        else:
+            entries = entries_of(source)
 
-        def fill(copy: Copy, missing: Sequence[int]) -> None:
-            for piece in pieces_of(source, entries, missing):
-                copy.write(piece)
+            def fill(copy: Copy, missing: Sequence[int]) -> None:
+                for piece in pieces_of(source, entries, missing):
+                    copy.write(piece)
 
-        held = hold(folder, source, entries, fill, job=job)
-        size = size_text(sum(entry.size for entry in entries), 1024)
-        how = (
-            f"copied in {time.monotonic() - began:.1f} s"
-            if held.is_new
-            else f"checked in {time.monotonic() - began:.1f} s"
-        )
-        self.said.append(f"{source} is read from {held.copy} ({size} in {len(entries)} entries, {how})")
+            held = hold(folder, source, entries, fill, job=job)
+            size = size_text(sum(entry.size for entry in entries), 1024)
+            done = "copied" if held.is_new else "compared"
+            how = f"{size} in {len(entries)} entries, {done} in {time.monotonic() - began:.1f} s"
+        self.said.append(f"{source} is read from {held.copy} ({how})")
         return held
 
     def _show(self) -> None:

@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner.base.errors import UsageError
 from runner.base.quantities import size_text
 from runner.hardware.control_groups import free_memory
 from runner.launch.launchers import SCHEDULER_JOBS
-from runner.staging.tree import Copy, Entry, digest_of, missing_in, remove
+from runner.staging.tree import Copy, Entry, digest_of, missing_in, remove, top_of
 
 # Where sites put a job's part of a node's own disk; the first that is set. (Slurm's job_container, CSC, PBS, and anybody's.)
 FOLDERS = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
@@ -102,6 +103,7 @@ def hold(
     *,
     job: str,
     keep: bool = False,
+    sent: bool = False,
 ) -> Held:
     """Take the copy of this state of a source into use; make it first if it is not there.
 
@@ -111,28 +113,47 @@ def hold(
         fill: writes files of these indices into the copy.
         job: the scheduler's name of the job, which may use the copy again.
         keep: whether it stays after the job.
+        sent: whether `stage` makes it, for jobs that will not compare it with its source.
 
     Raises:
         UsageError: it does not fit, or cannot be made.
     """
-    slot = folder / f"{source.name}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
+    slot = _slot(folder, source)
     slot.mkdir(mode=0o700, exist_ok=True)
     copy = slot / digest_of(entries)
     with _locked(slot / "making.lock"):
         lock = _shared(copy)
         is_new = not os.path.lexists(copy)
         if is_new:
-            keep = keep or any(_about(older.with_suffix("")).get("keep") for older in slot.glob("*.json"))
+            keep = keep or any(_about(older).get("keep") for older in _copies(slot))
             _make(slot, copy, entries, fill)
-            copy.with_suffix(".json").write_text(
-                json.dumps({"path": str(source), "job": job, "keep": keep, "time": time.time(), "process": os.getpid()})
-            )
-        elif keep and not _about(copy).get("keep"):
-            copy.with_suffix(".json").write_text(json.dumps({**_about(copy), "keep": True}))
-        for older in slot.glob("*.json"):
-            if older.with_suffix("") != copy:
-                _remove_if_unused(older.with_suffix(""))
+        said = _about(copy) or {"path": str(source), "time": time.time()}
+        said |= {
+            "job": job or said.get("job", ""),
+            "keep": keep or said.get("keep", False),
+            "sent": sent or said.get("sent", False),
+        }
+        _about_file(copy).write_text(json.dumps(said))
+        for older in _copies(slot):
+            if older != copy:
+                _remove_if_unused(older)
     return Held(path=source, copy=copy, is_new=is_new, lock=lock)
+
+
+def find_sent(folder: Path, source: Path, *, job: str) -> tuple[Held, float] | None:
+    """Take a copy that `stage` has sent for this job, or to be kept, into use, with its age in seconds; None if there is none.
+
+    Its files are not compared with the source, which would take as long as the imports that it saves: only the folders near the top
+    are, in which installations leave a trace.
+    """
+    for copy in _copies(_slot(folder, source)):
+        said = _about(copy)
+        if said.get("sent") and (said.get("keep") or said.get("job") == job):
+            lock = _shared(copy)
+            if os.path.lexists(copy) and top_of(copy) == top_of(source):
+                return Held(path=source, copy=copy, is_new=False, lock=lock), time.time() - float(said["time"])
+            os.close(lock)
+    return None
 
 
 def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
@@ -144,17 +165,16 @@ def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
     """
     removed = []
     for slot in folder.iterdir():
-        for about in slot.glob("*.json"):
-            said = _about(about)
+        for copy in _copies(slot):
+            said = _about(copy)
             stays = keep and (said.get("keep") or (job and said.get("job") == job))
-            if not stays and _remove_if_unused(about.with_suffix("")):
+            if not stays and _remove_if_unused(copy):
                 removed.append(Path(str(said.get("path"))))
     return removed
 
 
 def _make(slot: Path, copy: Path, entries: Sequence[Entry], fill: Callable[[Copy, Sequence[int]], None]) -> None:
-    older = max((one for one in slot.glob("*.json")), key=lambda one: one.stat().st_mtime, default=None)
-    old = older.with_suffix("") if older and os.path.lexists(older.with_suffix("")) else None
+    old = max(_copies(slot), key=lambda one: float(_about(one).get("time", 0.0)), default=None)
     missing = missing_in(entries, old)
     _refuse_without_room(slot, sum(entries[number].size for number in missing), len(entries))
     partial = copy.with_suffix(".partial")
@@ -183,9 +203,23 @@ def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
         )
 
 
-def _about(copy: Path) -> Mapping[str, object]:
+def _slot(folder: Path, source: Path) -> Path:
+    return folder / f"{source.name}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
+
+
+def _copies(slot: Path) -> list[Path]:
+    """The complete copies of a source."""
+    return [about.with_suffix("") for about in slot.glob("*.json")]
+
+
+def _about_file(copy: Path) -> Path:
+    return copy.with_suffix(".json")
+
+
+def _about(copy: Path) -> dict[str, Any]:
+    """Who made a copy; empty if nobody has, or it is being removed."""
     try:
-        return dict(json.loads(copy.with_suffix(".json").read_text()))
+        return dict(json.loads(_about_file(copy).read_text()))
     except (OSError, ValueError):
         return {}
 
@@ -200,7 +234,7 @@ def _remove_if_unused(copy: Path) -> bool:
     """Remove a copy, unless a process holds its lock. Returns whether it was removed."""
     with contextlib.suppress(OSError), open(copy.with_suffix(".lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        copy.with_suffix(".json").unlink(missing_ok=True)
+        _about_file(copy).unlink(missing_ok=True)
         remove(copy)
         copy.with_suffix(".lock").unlink()
         return True

@@ -75,6 +75,21 @@ def entries_of(top: Path) -> list[Entry]:
     return sorted(found)
 
 
+def top_of(top: Path, depth: int = 3) -> list[Entry]:
+    """Return the entries of the top and of the folders near it: those of ``lib/python3.11/site-packages``, not of a package in it."""
+    found, folders = [_entry(top, "")], [""]
+    for _ in range(depth if stat.S_ISDIR(found[0].mode) else 0):
+        names = [
+            os.path.join(folder, one.name)
+            for folder in folders
+            for one in os.scandir(top / folder)
+            if one.is_dir(follow_symlinks=False)
+        ]
+        found += [_entry(top, name) for name in names]
+        folders = names
+    return sorted(found)
+
+
 def digest_of(entries: Sequence[Entry]) -> str:
     """A name for this state of the tree."""
     return hashlib.blake2b("\n".join(map(repr, entries)).encode(errors="surrogateescape"), digest_size=10).hexdigest()

@@ -37,7 +37,7 @@ def test_one_host_reads_and_the_others_receive(launcher: str, source: Path) -> N
         trained = ok(start(vc, (2, 2, 2), [*RUNNER, f"--stage={source}", f"--stage-to={DISK}", PROGRAM, str(source)]))
         said = [line.split()[2:] for line in trained.stdout.splitlines() if line.startswith("staged:")]
         assert said == [["mounted", str(9 << 20), "read-only"]] * 6
-        assert len([line for line in own_lines(trained) if "checked in" in line]) == 3
+        assert len([line for line in own_lines(trained) if "as `stage` sent it" in line]) == 3
         (source / "deep" / "7.py").write_text("NUMBER = -7\n")
         again = ok(start(vc, (1, 1, 1), [*RUNNER, "stage", f"--to={DISK}", str(source)]))
         assert len(re.findall(r", 12 B copied", again.stdout)) == 3

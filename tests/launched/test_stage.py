@@ -93,7 +93,7 @@ def test_a_second_step_finds_what_the_first_has_sent(source: Path) -> None:
     again = ok(mpirun(2, *RUNNER, "stage", f"--to={source.parent / 'disk'}", str(source), **job))
     assert ", 27 B copied" in again.stdout, "only the file that has changed"
     done = ok(mpirun(2, *RUNNER, *options(source), PROGRAM, str(source), **job))
-    assert any("checked in" in line for line in own_lines(done))
+    assert any("as `stage` sent it" in line for line in own_lines(done))
     assert copies(source), "the job may have a third step"
     ok(mpirun(1, *RUNNER, "stage", f"--to={source.parent / 'disk'}", "--remove"))
     assert not copies(source)

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
+from runner.backends.fabric import nccl_log
 from runner.backends.registry import backends
 from runner.job import Job
 from runner.options.parsing import Parser
 from runner.rendezvous.transport.control_channel import ControlChannel
-from runner.tools.doctor import file_checks, gpu_checks, host_checks, launch_checks, network_checks, speed_checks
+from runner.tools.doctor import (
+    fabric_checks,
+    file_checks,
+    gpu_checks,
+    host_checks,
+    launch_checks,
+    network_checks,
+    speed_checks,
+)
 from runner.tools.doctor.examine import Check, Verdict, counted, examine
 from runner.tools.tables.output import libraries_print_on_stderr
 from runner.tools.tables.table import Row, print_rows, show_progress
@@ -64,13 +74,24 @@ def doctor(job: Job, argv: list[str]) -> None:
         metavar="NAME,…",
         help="run these checks only, e.g. --only 'reach,working folder'",
     )
+    parser.add_argument(
+        "--fabric",
+        action="store_true",
+        help="find the network by which NCCL, gloo and MPI send between hosts, and nothing else",
+    )
     options = parser.parse_args(argv)
     start = time.monotonic()
     first = job.topology.records[0]
     found: list[tuple[Check, Verdict]] = []
     with ControlChannel(job.rank, job.size, job.endpoint, f"doctor of {first.host_key}/{first.pid}") as channel:
-        with libraries_print_on_stderr() if options.json else nullcontext():
-            for check in options.only:
+        with ExitStack() as stack:
+            if options.json:
+                stack.enter_context(libraries_print_on_stderr())
+            checks = options.only
+            if options.fabric:
+                log = fabric_checks.fabric_by(stack.enter_context(nccl_log(os.environ)))
+                checks = (*_named("allreduce"), Check(name="fabric", function=log, within=30.0, after=("allreduce",)))
+            for check in checks:
                 if job.rank == 0:
                     show_progress(f"checking {check.name} …")
                 verdict = examine(check, job, channel)

@@ -202,7 +202,7 @@ def send_tree(
             if behind is not None:
                 behind.send({"end": True})
 
-        held = hold(folder, source, entries, relay, job=job, keep=keep)
+        held = hold(folder, source, entries, relay, job=job, keep=keep, sent=True)
         if not held.is_new:
             relay(None, [])
     except UsageError as problem:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
 from runner.staging import store, tree
-from runner.staging.store import Held, clear, hold, job_of, source_of, store_folder
+from runner.staging.store import Held, clear, find_sent, hold, job_of, source_of, store_folder
 from runner.staging.tree import Copy, entries_of, pieces_of
 
 NAMES = st.text("abc.-é ", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
@@ -187,3 +187,21 @@ def test_what_cannot_be_staged_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="the job works in it"):
         source_of(tmp_path)
+
+
+def test_what_stage_has_sent_is_used_until_an_installation_changes(folder: Path, source: Path) -> None:
+    def sent(job: str) -> Held | None:
+        found = find_sent(folder, source, job=job)
+        return found and found[0]
+
+    assert sent("J=1") is None
+    os.close(held(folder, source, job="J=1").lock)
+    assert sent("J=1") is None, "of --stage, which compares"
+    entries = entries_of(source)
+    made = hold(folder, source, entries, lambda *_: None, job="J=1", sent=True)
+    again = sent("J=1")
+    assert again is not None
+    assert again.copy == made.copy
+    assert sent("J=2") is None, "another job's"
+    (source / "lib" / "new.py").touch()
+    assert sent("J=1") is None
