@@ -368,20 +368,31 @@ def values_in(path: Path, entries: Mapping[str, Any], *kinds: type, is_all: bool
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    for key, value in read_toml(path, "--config").items():
+        yield from value.items() if isinstance(value, dict) else [(key, value)]
+
+
+def read_toml(path: Path, option: str) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Args:
+        option: the option that names it, for messages.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        content = tomllib.loads(path.read_bytes().decode("utf-8-sig", errors="surrogateescape"))
+        return dict(tomllib.loads(path.read_bytes().decode("utf-8-sig", errors="surrogateescape")))
     except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}", fix="name a file that all ranks can read") from None
+        raise UsageError(f"{option} {path}: {error.strerror}", fix="name a file that all ranks can read") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
-            f"--config {path}: {error}", fix='write lines such as epochs = 3 or strategy = "fsdp"'
+            f"{option} {path}: {error}", fix='write lines such as epochs = 3 or strategy = "fsdp"'
         ) from None
-    for key, value in content.items():
-        yield from value.items() if isinstance(value, dict) else [(key, value)]
 
 
 def _value(path: Path, one: DeclaredSetting, value: Any) -> Any:

@@ -43,6 +43,7 @@ _HYDRA = LaunchCommand(
     ranks=("n", "np"),
     added="-machinefile",
 )
+PALS = "pals"  # mpiexec of HPE Cray systems
 COMMANDS = {
     "openmpi": LaunchCommand(
         sign="Open MPI|OpenRTE|PRRTE",
@@ -53,6 +54,15 @@ COMMANDS = {
     ),
     "intelmpi": replace(_HYDRA, sign="Intel"),  # which is Hydra, too, so it is looked for first
     "mpich": _HYDRA,
+    # HPE's mpiexec(1); its --version is known from documentation only.
+    PALS: LaunchCommand(
+        sign=r"PALS|^mpiexec version \d",
+        lists=("hosts", "h"),
+        files=("hostfile",),
+        ranks=("n", "np"),
+        added="--hosts",
+        entry="{host}",
+    ),
     "srun": LaunchCommand(
         lists=("nodelist", "w"),
         files=("nodefile", "F"),

@@ -18,20 +18,18 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.base.errors import UsageError
+from runner.base.host_disk import SHARED, disk_of, file_system
 from runner.base.quantities import size_text
 from runner.hardware.control_groups import free_memory
 from runner.launch.launchers import SCHEDULER_JOBS
 from runner.staging.tree import Copy, Entry, digest_of, missing_in, remove, top_of
 
-# Where sites put a job's part of a node's own disk; the first that is set. (Slurm's job_container, CSC, PBS, and anybody's.)
-FOLDERS = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
-_SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "panfs", "afs", "pvfs2", "wekafs")
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MAKING_SECONDS = 1800.0  # another process on this host that makes the same copy is waited for
 
@@ -67,13 +65,12 @@ def store_folder(to: Path | None, environment: Mapping[str, str]) -> Path:
     """Make the folder of this user's copies, if it is not there.
 
     Args:
-        to: the folder that the user names; None: the first of ``FOLDERS`` that is set and on a disk of this host, else /tmp.
+        to: the folder that the user names; None: what the site's variables name, else /tmp.
 
     Raises:
         UsageError: it cannot be made, is shared by hosts, allows no programs, or is another user's.
     """
-    named = (Path(name) for name in map(environment.get, FOLDERS) if name and not _is_shared(name))
-    above = to or next(named, Path("/tmp"))  # noqa: S108 - the folder in it is checked
+    above = to or disk_of(environment)
     folder = above / f"torch-mpi-runner-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -85,7 +82,7 @@ def store_folder(to: Path | None, environment: Mapping[str, str]) -> Path:
         raise UsageError(f"{folder} is not this user's alone", fix="remove it, or name another folder with --to")
     if flags & os.ST_NOEXEC:
         raise UsageError(f"{above} allows no programs (noexec)", fix="name another folder with --to")
-    if _is_shared(str(folder)):
+    if file_system(folder) in SHARED:
         raise UsageError(f"{above} is on a file system that hosts share", fix="name a folder of the host's own disk")
     return folder
 
@@ -194,7 +191,7 @@ def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
     state = os.statvfs(slot)
     needed += files * 2048  # half a block for each
     free, what = state.f_bavail * state.f_frsize, "free"
-    if _file_system(str(slot)) in _IN_MEMORY and (memory := free_memory()) < free:
+    if file_system(slot) in _IN_MEMORY and (memory := free_memory()) < free:
         free, what = memory, "left of the memory that this job may use, where this folder is"
     if needed > free:
         raise UsageError(
@@ -254,18 +251,3 @@ def _locked(path: Path) -> Iterator[None]:
                     raise UsageError(f"another process has made a copy in {path.parent} for too long") from None
                 time.sleep(0.1)
         yield
-
-
-def _is_shared(path: str) -> bool:
-    return _file_system(path) in _SHARED
-
-
-def _file_system(path: str) -> str:
-    """The kind of the file system on which an existing path is (man 5 proc, mountinfo); "" if Linux does not tell."""
-    kinds: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for fields in map(str.split, Path("/proc/self/mountinfo").read_text().splitlines()):
-            kinds[fields[4].replace("\\040", " ")] = fields[fields.index("-", 6) + 1]
-    real = os.path.realpath(path)
-    above: Collection[str] = [point for point in kinds if Path(real).is_relative_to(point)]
-    return kinds[max(above, key=len)] if above else ""

@@ -341,3 +341,35 @@ def loader_iterator() -> type:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     return _BaseDataLoaderIter
+
+
+# The module with the cache of torch.compile's graphs.
+GRAPH_CACHE = "torch._inductor.codecache"
+
+
+def coordinate_graph_cache(wait: Callable[[str], bool], end: Callable[[str], None]) -> None:
+    """Have a process ask before it compiles a graph that the cache does not have.
+
+    ``FxGraphCache.load_with_key`` and ``_save_graph`` have had the graph's key as their first argument from torch 2.6 to 2.14; where they are
+    missing, nothing is done. Instead: none.
+
+    Args:
+        wait: called with the key; True once another process may have put the graph into the cache, False if this one is to compile it.
+        end: called with the key once the graph is in the cache.
+    """
+    cache = sys.modules[GRAPH_CACHE].FxGraphCache
+    load, save = getattr(cache, "load_with_key", None), getattr(cache, "_save_graph", None)
+    if load is None or save is None:
+        return
+
+    def load_with_key(key: str, *arguments: Any, **named: Any) -> Any:
+        found = load(key, *arguments, **named)
+        return load(key, *arguments, **named) if found[0] is None and wait(key) else found
+
+    def save_graph(key: str, *arguments: Any, **named: Any) -> None:
+        try:
+            save(key, *arguments, **named)
+        finally:
+            end(key)
+
+    cache.load_with_key, cache._save_graph = staticmethod(load_with_key), staticmethod(save_graph)

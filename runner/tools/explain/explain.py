@@ -45,6 +45,7 @@ def facts_of(job: Job, layout: Layout, options: ParallelSettings) -> dict[str, A
     context, topology = job.context, job.topology
     return {
         "launcher": {"name": context.launcher.name, "title": context.launcher.title, "why": context.why},
+        "site": job.context.environment.get("RUNNER_SITE", ""),
         "ignored": [{"variables": list(i.names), "why": i.why} for i in context.ignored],
         "size": job.size,
         "sources": topology.records[0].sources,
@@ -130,6 +131,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         ),
         ("backend", f"{facts['backend']['name']} ({facts['backend']['why']})"),
         *(("ignored", f"{', '.join(ignored['variables'])}: {ignored['why']}") for ignored in facts["ignored"]),
+        *[("site", facts["site"] + ": the profile of jobscript --site")] * bool(facts["site"]),
         ("versions", ", ".join(f"{name} {version or 'none'}" for name, version in facts["versions"].items())),
         *[("not with it", "; ".join(facts["not_with_it"]))] * bool(facts["not_with_it"]),
         ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),

@@ -4,6 +4,7 @@
     python -m runner jobscript --gpus-per-node h200:4 --memory 64G train.py
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
     python -m runner jobscript --requeue --time-limit 4:00:00 workloads.mnist
+    python -m runner jobscript --site lumi --nodes 2 --account project_1 train.py
     python -m runner jobscript --directive=--array=0-9 train.py --seed {index}
 
 A site may change the scripts' templates: slurm.sh.j2, pbs.sh.j2 and lsf.sh.j2 in mpi_scripts/. Options of jobscript
@@ -30,6 +31,7 @@ from runner.launch.outer_job import for_a_new_job
 from runner.launch.target import AS_MODULE
 from runner.options.parsing import Parser
 from runner.tools.jobscript.request import SCHEDULERS, job_script
+from runner.tools.jobscript.site import load_site, site_names
 
 
 def jobscript(job: Job, argv: list[str]) -> None:
@@ -38,7 +40,7 @@ def jobscript(job: Job, argv: list[str]) -> None:
     Raises:
         UsageError: the scheduler or the MPI is not found, or the scheduler refuses the request.
     """
-    options = request_parser().parse_args(argv)
+    options = parse_request(argv)
     if not is_reporting(os.environ):
         return  # started by mpirun: only one rank writes the script
     text = job_script(options)
@@ -50,10 +52,40 @@ def jobscript(job: Job, argv: list[str]) -> None:
         print(text, end="")
 
 
+def parse_request(argv: list[str]) -> argparse.Namespace:
+    """Return a request, with the defaults of its site.
+
+    Raises:
+        UsageError: the site is not known, or the request does not fit it.
+    """
+    options = request_parser().parse_args(argv)
+    if options.site is None:
+        return options
+    site = load_site(options.site)
+    parser = request_parser()
+    parser.set_defaults(**site.defaults)
+    options = parser.parse_args(argv)
+    options.site = site
+    options.modules = [*site.modules, *options.modules]
+    options.directives = [*site.directives, *options.directives]
+    shape = options.gpus_per_node[1], options.ranks_per_node or options.gpus_per_node[1]
+    if site.whole_nodes and shape != (site.gpus_per_node, site.gpus_per_node):
+        raise UsageError(
+            f"--site {site.name}: its binding is for {site.gpus_per_node} GPUs and ranks per node, and not for {shape[0]} and {shape[1]}",
+            fix="take whole nodes, or leave --site out",
+        )
+    return options
+
+
 def request_parser() -> Parser:
     """Return the parser of a request. Its options have the names that the templates use."""
     parser = Parser(prog="python -m runner jobscript", description=__doc__)
     add = parser.add_argument
+    add(
+        "--site",
+        metavar="NAME",
+        help=f"take the options, modules and variables of this site's documentation, unless given here: {', '.join(site_names())}",
+    )
     starters = dict.fromkeys(name for scheduler in SCHEDULERS.values() for name in scheduler.starters)
     add("--scheduler", choices=SCHEDULERS, help="write for this scheduler (default: the one whose commands are here)")
     _add_resources(parser)

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.base.errors import EXIT_REQUEUE, UsageError
 from runner.base.quantities import clock_text
-from runner.launch.commands import MPIS, find_mpirun
+from runner.launch.commands import MPIS, PALS, find_mpirun
 from runner.launch.target import find_target
 from runner.options.command import given_in
 from runner.tools.jobscript.template import fill_in
@@ -31,7 +31,7 @@ class Scheduler:
 
 
 SCHEDULERS = {
-    "slurm": Scheduler(submit="sbatch", starters=("srun", *MPIS), requeue="--requeue"),
+    "slurm": Scheduler(submit="sbatch", starters=("srun", *(mpi for mpi in MPIS if mpi != PALS)), requeue="--requeue"),
     "pbs": Scheduler(
         submit="qsub",
         starters=MPIS,
@@ -63,7 +63,7 @@ def job_script(options: Namespace) -> str:
     mpi = options.mpi or SCHEDULERS[options.scheduler].starters[0]
     _refuse_what_it_lacks(options, mpi)
     kind = find_target(options.target, form=options.form, tools=tool_names()).kind
-    mpirun = _mpirun(mpi, has_modules=bool(options.modules)) if mpi in MPIS else ""
+    mpirun = _mpirun(mpi, has_modules=bool(options.modules)) if mpi in MPIS and mpi != PALS else ""
     given = shared_in(given_in(options.arguments), "resume", "requeue") if kind == "workload" else {}
     _refuse_requeue(options, kind, given)
     is_alone = not (options.form or tool_of(options.target).needs_rendezvous)
@@ -73,7 +73,7 @@ def job_script(options: Namespace) -> str:
             if given.get(option[0].removeprefix("--").replace("-", "_")) in (None, False):
                 target += option
     if options.gpus_per_node[1] and not is_alone:
-        target = ["--device", "cuda", *target]
+        target = ["--device", options.site.device if options.site else "cuda", *target]
     requeue = SCHEDULERS[options.scheduler].requeue if options.requeue else ""
     return fill_in(options, mpi=mpi, mpirun=mpirun, requeue=requeue, target=target, starts_ranks=not is_alone)
 

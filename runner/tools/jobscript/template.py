@@ -55,6 +55,8 @@ def fill_in(
         "requeue": requeue,
         "target": target,
         "starts_ranks": starts_ranks,
+        "site": options.site,
+        "launch": options.site.launch if options.site else (),
     }
     try:
         return templates.get_template(f"{options.scheduler}.sh.j2").render(values)

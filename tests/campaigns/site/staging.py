@@ -47,6 +47,7 @@ def section() -> list[str]:
         with cluster(hosts, slurm=True) as vc:
             slow_links(vc)
             compared.append(by_sbcast(vc, source))
+            print("sbcast", *compared[-1], file=sys.stderr, flush=True)
     titles = ["hosts", "way", "seconds to the first step", "reader", "other hosts (each)"]
     return [
         f"An environment with a CPU build of torch: {size / MIB:.0f} MiB in {files} files. Links of {LINK}, {RANKS} ranks per host, page caches "
@@ -149,8 +150,11 @@ def shared(vc: Cluster, source: Path, hosts: Sequence[str] = ()) -> Iterator[obj
     finally:
         for host in hosts or vc.hosts:
             subprocess.run(["umount", "--lazy", vc.folder / f"shared-{host}"], check=False)
-        for process in started:
-            process.wait(30)
+        for process in started:  # whose last user may take its time
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+            process.wait()
 
 
 def slow_links(vc: Cluster) -> None:

@@ -118,7 +118,7 @@ def test_nothing_is_left_of_a_copy_that_fails(folder: Path, source: Path) -> Non
 def test_what_does_not_fit_is_refused_before_it_is_copied(
     folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_file_system", lambda _: "tmpfs")
+    monkeypatch.setattr(store, "file_system", lambda _: "tmpfs")
     monkeypatch.setattr(store, "free_memory", lambda: 1 << 20)
     copied: list[str] = []
     with pytest.raises(UsageError, match=r"a copy takes 12.0 MiB, and in .* there are 1 MiB left of the memory"):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from runner.base.errors import UsageError
 from runner.tools.jobscript.jobscript import jobscript as write_job_script
+from runner.tools.jobscript.site import load_site, read_site, site_names
 from tests.launching import mpirun_path
 
 JOB: Any = SimpleNamespace(context=SimpleNamespace(environment={}))
@@ -201,3 +202,58 @@ def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     refused(["--scheduler", "pbs", "workloads.mnist"], "MPIRUN=/no/mpirun is no program")
     monkeypatch.setenv("PATH", str(tmp_path))
     refused(["explain"], "none of sbatch, qsub and bsub is here")
+
+
+@pytest.mark.parametrize("name", site_names())
+def test_a_sites_script_is_a_shells_and_says_where_it_is_from(name: str) -> None:
+    site = load_site(name)
+    with redirect_stdout(io.StringIO()) as printed:
+        write_job_script(JOB, ["--site", name, "--account", "me", "workloads.linear"])
+    text = printed.getvalue()
+    assert f"{site.page}, read on {site.read}. Not run there." in text
+    assert f"export RUNNER_SITE={name}\n" in text
+    shown = "".join(f'echo "{variable}=${variable}"; ' for variable in site.variables)
+    exports = "\n".join(line for line in text.splitlines() if line.startswith("export "))
+    done = subprocess.run(
+        ["bash", "-euc", f"{exports}\n{shown}true"], capture_output=True, text=True, check=True, env={}
+    )
+    assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == dict(site.variables)
+    assert all(f"load {module}" in text for module in site.modules)
+    assert all(word in text for word in site.launch)
+
+
+def test_options_override_a_sites(tmp_path: Path) -> None:
+    with redirect_stdout(io.StringIO()) as printed:
+        write_job_script(
+            JOB,
+            ["--site", "csc", "--gpus-per-node", "2", "--queue", "gpusmall", "--module", "mine", "workloads.linear"],
+        )
+    text = printed.getvalue()
+    assert "--gpus-per-node=2\n" in text
+    assert "--partition=gpusmall\n" in text
+    assert text.index("load pytorch") < text.index("load mine")
+
+
+def test_sites_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    refused(["--site", "lumy", "workloads.linear"], "--site lumy: there is no such profile")
+    refused(
+        ["--site", "lumi", "--gpus-per-node", "2", "workloads.linear"],
+        "its binding is for 8 GPUs and ranks per node, and not for 2 and 2",
+    )
+    file = tmp_path / "mine.toml"
+    whole = 'title = "t"\npage = "p"\nread = 2026-11-29\nscheduler = "slurm"\n'
+    file.write_text(whole)
+    assert read_site("mine", file).title == "t"
+    for more, told in {
+        'modul = ["a"]': "has an unknown key 'modul'; take modules",
+        "modules = 3": "modules = 3 is no list",
+        "modules = [3]": "modules = [3] is no list",
+        "gpus_per_node = true": "gpus_per_node = True is no int",
+        "a = ": "Invalid",
+    }.items():
+        file.write_text(whole + more + "\n")
+        with pytest.raises(UsageError, match=re.escape(told.partition(";")[0])):
+            read_site("mine", file)
+    file.write_text('title = "t"\n')
+    with pytest.raises(UsageError, match="is not complete"):
+        read_site("mine", file)

@@ -1,0 +1,75 @@
+"""torch.compile on a host with several ranks: caches on its own disk, and one rank that compiles what several need.
+
+The C++ and Triton code of a graph is compiled by torch, under a lock of its own. Here ranks with the same graph wait for the one that
+lowers it, with whatever that starts, and then find the result in the cache. A graph's key has the device's index, so ranks that see all GPUs
+of a host compile for each GPU; with one visible GPU per rank they share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.base.host_disk import disk_of
+from runner.torchrun.import_hooks import when_imported
+from runner.versions.torch_private import GRAPH_CACHE, coordinate_graph_cache
+
+_WAIT_SECONDS = 300.0  # for another rank's compilation of the same graph; then a rank compiles by itself
+_LOOK_SECONDS = 0.05
+_locks: dict[str, int] = {}  # descriptors of this process's, by the graph's key
+
+
+def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that put the compilers' caches on this host's own disk, without those that the user has set."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without the user
+        user = str(os.getuid())
+    folder = disk_of(environment) / f"torchinductor_{user}"  # in /tmp: torch's own default
+    wanted = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder / "triton"}
+    return {name: str(path) for name, path in wanted.items() if not environment.get(name)}
+
+
+def compile_once_per_host() -> None:
+    """Have this host's ranks compile each graph once, when torch's compiler is imported."""
+    when_imported(GRAPH_CACHE, lambda: coordinate_graph_cache(_wait, _end))
+
+
+def _wait(key: str) -> bool:
+    """Take a graph's lock, or wait until its holder has compiled it, or has ended. Returns whether to look into the cache again."""
+    try:
+        lock = os.open(_lock_file(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # the cache cannot be written: each rank compiles
+        return False
+    until, has_waited = time.monotonic() + _WAIT_SECONDS, False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            has_waited = True
+            if time.monotonic() > until:
+                os.close(lock)
+                return False
+            time.sleep(_LOOK_SECONDS)
+    if has_waited:  # its holder has put the graph into the cache, unless it has died
+        os.close(lock)
+        return True
+    _locks[key] = lock
+    return False
+
+
+def _end(key: str) -> None:
+    lock = _locks.pop(key, None)
+    if lock is not None:
+        os.close(lock)
+
+
+def _lock_file(key: str) -> Path:
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "runner-locks"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / key
