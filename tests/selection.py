@@ -16,6 +16,8 @@ FIRST = (
     "launched/test_extensions.py",
     "launched/test_optimizer_steps.py",
     "launched/test_shared_import.py",
+    "launched/test_binding.py::test_ranks_on_the_same_cores_get_their_own",
+    "launched/test_stage.py::test_ranks_find_the_copies_at_the_same_path",
     "launched/test_start.py",
     "launched/test_refusals.py::test_before_torch",
     "launched/test_refusals.py::test_ranks_with_other_arguments",

@@ -33,7 +33,7 @@ _VERSION = re.compile(r"((?:NCCL|RCCL) version ?: ?\S+|NCCL version \S+|RCCL ver
 
 @dataclass(frozen=True, kw_only=True)
 class NcclNetwork:
-    """What NCCL uses between hosts.
+    """The network that NCCL uses between hosts.
 
     Attributes:
         name: as NCCL calls it: Socket, IB, AWS Libfabric, …

@@ -15,7 +15,7 @@ from runner.staging.store import Held, clear, find_sent, hold, job_of, source_of
 from runner.staging.tree import Copy, entries_of, pieces_of
 
 
-class Staged:
+class StagedCopies:
     """The copies that a host's ranks use, in the process of which they are forked.
 
     Attributes:

@@ -52,7 +52,7 @@ class Part(NamedTuple):
     length: int
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Parts of files, and their bytes, one after the other."""
 
     parts: Sequence[Part]
@@ -100,14 +100,14 @@ def missing_in(entries: Sequence[Entry], copy: Path | None) -> list[int]:
     return [n for n, entry in enumerate(entries) if entry.is_file and not (copy and _is_same(entry, copy))]
 
 
-def pieces_of(top: Path, entries: Sequence[Entry], wanted: Collection[int]) -> Iterator[Piece]:
+def pieces_of(top: Path, entries: Sequence[Entry], wanted: Collection[int]) -> Iterator[FilePiece]:
     """Read files, several pieces ahead.
 
     Raises:
         UsageError: a file cannot be read, or has changed since it was listed.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        ahead: collections.deque[Future[Piece]] = collections.deque()
+        ahead: collections.deque[Future[FilePiece]] = collections.deque()
         try:
             for parts in _portions(entries, wanted):
                 ahead.append(pool.submit(_read, top, entries, parts))
@@ -141,7 +141,7 @@ class Copy:
                 elif older is not None and number not in self._missing:
                     os.link(older / entry.path, top / entry.path)
 
-    def write(self, piece: Piece) -> None:
+    def write(self, piece: FilePiece) -> None:
         """Write those parts of a piece that are missing here. Pieces come in the order in which ``pieces_of`` reads them.
 
         Raises:
@@ -233,7 +233,7 @@ def _portions(entries: Sequence[Entry], wanted: Collection[int]) -> Iterator[lis
         yield parts
 
 
-def _read(top: Path, entries: Sequence[Entry], parts: Sequence[Part]) -> Piece:
+def _read(top: Path, entries: Sequence[Entry], parts: Sequence[Part]) -> FilePiece:
     content = bytearray()
     for part in parts:
         entry = entries[part.entry]
@@ -249,7 +249,7 @@ def _read(top: Path, entries: Sequence[Entry], parts: Sequence[Part]) -> Piece:
             raise UsageError(f"{path} cannot be staged: {error.strerror}") from None
         if left or (state.st_size, state.st_mtime_ns) != (entry.size, entry.time):
             raise UsageError(f"{path} has changed while it was copied", fix="stage it when nothing writes there")
-    return Piece(parts, bytes(content))
+    return FilePiece(parts, bytes(content))
 
 
 @contextlib.contextmanager

@@ -127,11 +127,11 @@ class Launch:
 
     def _stage(self) -> None:
         """Have the ranks of this host read from copies on its disk. They tell the others what is wrong with that."""
-        from runner.staging.staged import Staged
+        from runner.staging.staged import StagedCopies
 
         job = self._request.job
         try:
-            staged = Staged(job.stage, job.stage_to, os.environ)
+            staged = StagedCopies(job.stage, job.stage_to, os.environ)
         except UsageError as problem:
             self._stage_problem = problem
         else:

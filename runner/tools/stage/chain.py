@@ -22,7 +22,7 @@ from runner.base.errors import UsageError
 from runner.rendezvous.transport.client import connect
 from runner.rendezvous.transport.protocol import GREETING, PROOF, Handshake, ProtocolError, Stream
 from runner.staging.store import Held, hold, source_of
-from runner.staging.tree import Copy, Entry, Part, Piece, entries_of, pieces_of
+from runner.staging.tree import Copy, Entry, FilePiece, Part, entries_of, pieces_of
 
 _SECONDS = 1900.0  # without a byte from a neighbour, which may wait for another job that makes the same copy
 _AHEAD = 4  # pieces that are received, and that wait to be passed on
@@ -58,7 +58,7 @@ class Wire:
         """Wait for a message and the bytes with it.
 
         Raises:
-            UsageError: the neighbour says that it cannot go on.
+            UsageError: the neighbour says what prevents it.
             NeighbourError: it has ended, or the bytes were changed on the way.
         """
         try:
@@ -122,7 +122,6 @@ def reach(addresses: Sequence[tuple[str, int]], key: bytes, rank: int, within: f
             with contextlib.suppress(OSError, ProtocolError):
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 client = connect(family, (host, port), key, rank, 5.0)
-                # A client is the connection's owner, and this is the only one that goes on with it.
                 return Wire(client.connection, client.sent, client.received)
         time.sleep(0.1)
     raise NeighbourError(f"the host before this one does not answer at {', '.join(host for host, _ in addresses)}")
@@ -140,7 +139,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What a host has got of one path."""
+    """A host's share of one path."""
 
     path: str
     bytes: int
@@ -215,7 +214,7 @@ def send_tree(
     return held, Sent(path=str(source), bytes=size, entries=len(entries), copied=copied, seconds=round(seconds, 2))
 
 
-def _received(before: Wire) -> Iterator[Piece]:
+def _received(before: Wire) -> Iterator[FilePiece]:
     """Receive pieces, some ahead."""
     with ThreadPoolExecutor(1) as receiver:
         ahead = collections.deque([receiver.submit(before.receive)])
@@ -226,10 +225,10 @@ def _received(before: Wire) -> Iterator[Piece]:
             if "end" in said:
                 return
             ahead.append(receiver.submit(before.receive))
-            yield Piece([Part(*part) for part in said["parts"]], content)
+            yield FilePiece([Part(*part) for part in said["parts"]], content)
 
 
-def _passed_on(pieces: Iterable[Piece], behind: Wire | None) -> Iterator[Piece]:
+def _passed_on(pieces: Iterable[FilePiece], behind: Wire | None) -> Iterator[FilePiece]:
     """Pass pieces on while they are used here."""
     if behind is None:
         yield from pieces

@@ -12,10 +12,10 @@ import os
 import platform
 from datetime import date
 
-from tests.campaigns.site import binding, staging
+from tests.campaigns.site import binding, compiling, staging
 from tests.pages import RESULTS, put
 
-PARTS = {"binding": binding.section, "staging": staging.section}
+PARTS = {"binding": binding.section, "compile": compiling.section, "staging": staging.section}
 
 
 def main() -> None:
