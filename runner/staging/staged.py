@@ -66,7 +66,7 @@ class StagedCopies:
         importlib.invalidate_caches()
 
     def _moved(self, folder: str) -> str:
-        """The same folder in a copy, if it is in one."""
+        """Return where a folder is in a copy; the folder itself if it is in none."""
         real = Path(os.path.realpath(folder))
         found = next((held for held in self._held if folder and real.is_relative_to(held.path)), None)
         return str(found.copy / real.relative_to(found.path)) if found else folder
