@@ -123,14 +123,16 @@ def hold(
         is_new = not os.path.lexists(copy)
         if is_new:
             keep = keep or any(_about(older).get("keep") for older in _copies(slot))
-            _make(slot, copy, entries, fill)
         said = _about(copy) or {"path": str(source), "time": time.time()}
         said |= {
             "job": job or said.get("job", ""),
             "keep": keep or said.get("keep", False),
             "sent": sent or said.get("sent", False),
         }
-        _about_file(copy).write_text(json.dumps(said))
+        if is_new:
+            _make(slot, copy, entries, fill, about=json.dumps(said))
+        else:
+            _about_file(copy).write_text(json.dumps(said))
         for older in _copies(slot):
             if older != copy:
                 _remove_if_unused(older)
@@ -167,15 +169,20 @@ def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
             stays = keep and (said.get("keep") or (job and said.get("job") == job))
             if not stays and _remove_if_unused(copy):
                 removed.append(Path(str(said.get("path"))))
+        with contextlib.suppress(OSError), open(slot / "making.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_partial(slot)
     return removed
 
 
-def _make(slot: Path, copy: Path, entries: Sequence[Entry], fill: Callable[[Copy, Sequence[int]], None]) -> None:
+def _make(
+    slot: Path, copy: Path, entries: Sequence[Entry], fill: Callable[[Copy, Sequence[int]], None], about: str
+) -> None:
     old = max(_copies(slot), key=lambda one: float(_about(one).get("time", 0.0)), default=None)
     missing = missing_in(entries, old)
     _refuse_without_room(slot, sum(entries[number].size for number in missing), len(entries))
+    _remove_partial(slot)
     partial = copy.with_suffix(".partial")
-    remove(partial)  # of a process that was killed
     try:
         made = Copy(partial, entries, old, missing)
         fill(made, missing)
@@ -183,6 +190,7 @@ def _make(slot: Path, copy: Path, entries: Sequence[Entry], fill: Callable[[Copy
     except BaseException:
         remove(partial)
         raise
+    _about_file(copy).write_text(about)  # first: a copy without it would never be removed
     partial.rename(copy)
 
 
@@ -201,6 +209,10 @@ def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
 
 
 def _slot(folder: Path, source: Path) -> Path:
+    if folder.resolve().is_relative_to(source):
+        raise UsageError(
+            f"{source} cannot be staged: the copies are in it, in {folder}", fix="name another folder with --to"
+        )
     return folder / f"{source.name}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
 
 
@@ -222,20 +234,43 @@ def _about(copy: Path) -> dict[str, Any]:
 
 
 def _shared(copy: Path) -> int:
-    lock = os.open(copy.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
+    """Mark a copy as used, and return the descriptor of the lock. Waits while the copy is removed."""
+    while True:
+        lock = os.open(_lock_file(copy), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if _is_file(_lock_file(copy), lock):
+            return lock
+        os.close(lock)  # it was removed with the copy
 
 
 def _remove_if_unused(copy: Path) -> bool:
     """Remove a copy, unless a process holds its lock. Returns whether it was removed."""
-    with contextlib.suppress(OSError), open(copy.with_suffix(".lock"), "a") as lock:
+    with contextlib.suppress(OSError), open(_lock_file(copy), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_file(_lock_file(copy), lock.fileno()):
+            return False
         _about_file(copy).unlink(missing_ok=True)
         remove(copy)
-        copy.with_suffix(".lock").unlink()
+        _lock_file(copy).unlink()
         return True
     return False
+
+
+def _remove_partial(slot: Path) -> None:
+    """Remove what processes that were killed have left of copies. The caller holds the slot's lock."""
+    for partial in slot.glob("*.partial"):
+        remove(partial)
+
+
+def _lock_file(copy: Path) -> Path:
+    return copy.with_suffix(".lock")
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

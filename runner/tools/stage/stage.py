@@ -78,7 +78,8 @@ def stage(job: Job, argv: list[str]) -> None:
                 for wire in filter(None, (before, behind)):
                     wire.close()
         results = channel.gather("results", result, _STAGING_SECONDS, to_all=True)
-    _report(job, [results[host.ranks[0]] for host in hosts])
+    silent = {"lost": "it has not answered"}
+    _report(job, [results[host.ranks[0]] or {"host": host.name, **silent} for host in hosts])
 
 
 def _send(given: Any, before: Wire | None, behind: Wire | None, *, shows: bool) -> dict[str, Any]:

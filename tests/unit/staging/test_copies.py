@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -151,6 +152,27 @@ def test_a_copy_is_removed_when_its_last_user_was_killed(
     assert [path.name for path in folder.glob("*/*")] == ["making.lock"]
 
 
+def test_what_a_killed_process_has_left_is_removed(folder: Path, source: Path) -> None:
+    os.close(held(folder, source).lock)
+    (slot,) = folder.iterdir()
+    (slot / "state.partial" / "lib").mkdir(parents=True)
+    clear(folder, job="")
+    assert [path.name for path in slot.iterdir()] == ["making.lock"]
+
+
+def test_a_copy_that_is_removed_meanwhile_is_made_again(folder: Path, source: Path) -> None:
+    """A process that waits for the lock of a copy that another removes does not hold a lock that nobody sees."""
+    for _ in range(20):
+        os.close(held(folder, source).lock)
+        removing = threading.Thread(target=clear, args=(folder,), kwargs={"job": ""})
+        removing.start()
+        found = held(folder, source)
+        removing.join()
+        assert contents(found.copy) == contents(source)
+        assert clear(folder, job="") == []
+        os.close(found.lock)
+
+
 def test_copies_stay_for_the_schedulers_job_or_when_they_are_kept(folder: Path, source: Path) -> None:
     os.close(held(folder, source, job="SLURM_JOB_ID=7").lock)
     assert clear(folder, job="SLURM_JOB_ID=7") == []
@@ -179,6 +201,8 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_staged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="the copies are in it"):
+        held(store_folder(tmp_path, {}), tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="pipe cannot be staged: it is neither file, folder nor link"):
         entries_of(tmp_path)
