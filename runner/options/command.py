@@ -30,8 +30,7 @@ Run a PyTorch program on all ranks that mpirun, srun, torchrun, … started:
 EPILOG = """\
 TARGET --help shows its own options, --help-all what each of these does:
   {options}
-Exit codes: 0 done, 1 a rank failed, 2 the request or the launch is wrong, 70 a rank hangs, 75 saved and ended early:
-run it again; a script's own exit code is passed on.
+Exit codes: 0 done, 1 a rank failed, 2 a wrong request or launch, 70 a hang, 75 saved, run it again; a script's own is passed on.
 """
 
 FORMS = {

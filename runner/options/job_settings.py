@@ -114,7 +114,7 @@ class JobSettings:
     preload: tuple[str, ...] = _advanced(
         (), "import this module once per host, too, such as transformers; repeatable", metavar="MODULE"
     )
-    stage: tuple[Path, ...] = _usual(
+    stage: tuple[Path, ...] = _advanced(
         (),
         "copy this folder or file to each host's own disk before the ranks start, and let them read it there, at the same path; "
         "repeatable. `stage` sends it from host to host",

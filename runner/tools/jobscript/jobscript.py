@@ -4,7 +4,7 @@
     python -m runner jobscript --gpus-per-node h200:4 --memory 64G train.py
     python -m runner jobscript --scheduler pbs --module OpenMPI --submit x.py
     python -m runner jobscript --requeue --time-limit 4:00:00 workloads.mnist
-    python -m runner jobscript --site lumi --nodes 2 --account project_1 train.py
+    python -m runner jobscript --site lumi --nodes 2 --account p1 train.py
     python -m runner jobscript --directive=--array=0-9 train.py --seed {index}
 
 A site may change the scripts' templates: slurm.sh.j2, pbs.sh.j2 and lsf.sh.j2 in mpi_scripts/. Options of jobscript

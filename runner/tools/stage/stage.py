@@ -1,11 +1,12 @@
 """``python -m runner stage``: send environments, code or data to each host's own disk, for a job's --stage.
 
-    srun --ntasks-per-node=1 python -m runner stage ~/myenv          one host reads it, and sends it to the next, and so on
-    srun python -m runner --stage ~/myenv train.py                   its ranks find the copies, at the same path
-    srun --ntasks-per-node=1 python -m runner stage --remove         removes all copies that nobody uses
+    srun --ntasks-per-node=1 python -m runner stage ~/myenv
+    srun python -m runner --stage ~/myenv train.py
+    srun --ntasks-per-node=1 python -m runner stage --remove
 
-A later `stage` sends only files that have changed. Copies stay for the scheduler's job, or until the next run that uses them has ended;
-with --keep until --remove. One rank per host is enough.
+One host reads the files and sends them to the next, and so on; one rank per host is enough. The ranks of the second line find the copies at
+the same path. A later `stage` sends only files that have changed. Copies stay for the scheduler's job, or until the next run that uses them
+has ended; with --keep until --remove.
 """
 
 from __future__ import annotations
