@@ -11,7 +11,7 @@ import glob
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,15 +100,18 @@ def slow_choice(network: NcclNetwork, fast: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def nccl_log(environment: Mapping[str, str]) -> Iterator[Path | None]:
-    """Have NCCL write its log about networks into a file, for as long as the block takes; None if the log is the user's.
+def nccl_log() -> Iterator[Path | None]:
+    """Have NCCL write its log about networks into a file, for as long as the block takes; None if the log is the user's, or there is no room.
 
     NCCL reads the variables when it starts; it keeps the file open, which has no name after the block.
     """
-    if any(environment.get(name) for name in LOG_VARIABLES):
+    try:
+        number, name = (0, "") if any(map(os.environ.get, LOG_VARIABLES)) else tempfile.mkstemp(prefix="nccl-")
+    except OSError:
+        name = ""
+    if not name:
         yield None
         return
-    number, name = tempfile.mkstemp(prefix="nccl-")
     os.close(number)
     values = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": name}
     set_missing(values)

@@ -26,7 +26,7 @@ class NCCL(Backend):
         if job.rank != 0 or len(job.topology.hosts) == 1:
             yield
             return
-        with nccl_log(job.context.environment) as log:
+        with nccl_log() as log:
             yield
             network = nccl_network(log.read_text(errors="replace")) if log else None
         if network is not None:

@@ -67,8 +67,8 @@ def bind_host(asked: str, host: str, sharers: Sequence[Resources], gpus: Sequenc
         cores = frozenset().union(*(masks[rank] for rank in group))
         if len(cores) < len(group):
             others = (mask for rank, mask in enumerate(masks) if rank not in group)
-            cores |= cores_of(sharers[group[0]].allowed) - frozenset().union(*others)
-        elif not sharers[group[0]].is_alone:
+            cores |= set.intersection(*(cores_of(sharers[rank].allowed) for rank in group)) - frozenset().union(*others)
+        elif not all(sharers[rank].is_alone for rank in group):
             continue
         pieces = divide(cores, len(group), levels)
         near = [_near(sharers[rank], gpus[rank]) for rank in group]
@@ -103,11 +103,11 @@ def whole_cores(cores: str, levels: CoreMap) -> int:
     return len(_parts(frozenset(cores_of(cores)), levels.get("core", ())))
 
 
-def bind_process(cores: str) -> None:
+def bind_process(cores: str) -> str:
     """Bind all threads of this process, and those that they start, to these cores, and prefer the memory of their NUMA node.
 
-    Raises:
-        UsageError: the kernel refuses it.
+    Returns:
+        why the kernel refuses it, "" if it does not.
     """
     wanted = cores_of(cores)
     try:
@@ -115,12 +115,11 @@ def bind_process(cores: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread), wanted)
     except OSError as error:
-        raise UsageError(
-            f"this rank cannot be bound to cores {cores}: {error.strerror}", fix="say --bind none"
-        ) from None
+        return f"this rank cannot be bound to cores {cores}: {error.strerror}"
     node = node_of(wanted)
     if node is not None:
         prefer_node(node)
+    return ""
 
 
 def prefer_node(node: int) -> None:

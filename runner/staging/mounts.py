@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 # linux/sched.h, linux/mount.h
@@ -21,31 +24,63 @@ _KEPT = {
 }
 
 
-def enter_namespace() -> None:
-    """Give this process, which has one thread, a mount namespace of its own.
+def show_copies(copies: Sequence[tuple[Path, Path]]) -> None:
+    """Show copies at the paths of their sources, to this process, which has one thread, and to those that it forks.
 
-    An ordinary user needs a user namespace for that. Its ids are mapped to themselves, so that other processes see the same user.
+    A child tries it first: some kernels refuse it halfway (AppArmor's unprivileged_userns), which would leave this process nobody's.
+
+    Args:
+        copies: copy and source of each.
 
     Raises:
-        OSError: this host allows no such namespace.
+        OSError: this host does not allow it.
+    """
+    child = os.fork()
+    if child == 0:
+        number = 0
+        try:
+            _show(copies)
+        except OSError as error:
+            number = error.errno or errno.EPERM
+        finally:
+            os._exit(number)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        raise OSError(number, os.strerror(abs(number)))
+    _show(copies)
+
+
+def _show(copies: Sequence[tuple[Path, Path]]) -> None:
+    _enter_namespace()
+    for copy, source in copies:
+        _put_over(copy, source)
+
+
+def _enter_namespace() -> None:
+    """Give this process a mount namespace of its own.
+
+    An ordinary user needs a user namespace for that. Its ids are mapped to themselves, so that other processes see the same user.
     """
     user, group = os.getuid(), os.getgid()
     try:
         _call("unshare", _NEWNS)
     except PermissionError:
-        _call("unshare", _NEWNS | _NEWUSER)
+        for left in reversed(range(20)):
+            try:
+                _call("unshare", _NEWNS | _NEWUSER)
+                break
+            except OSError as error:  # a thread that has ended may be counted for a moment
+                if error.errno != errno.EINVAL or not left:
+                    raise
+                time.sleep(0.05)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with contextlib.suppress(FileNotFoundError):  # setgroups: Linux before 3.19
                 Path("/proc/self", name).write_text(text)
     _call("mount", None, b"/", None, _REC | _PRIVATE, None)
 
 
-def put_over(copy: Path, source: Path) -> None:
-    """Show a copy at the path of its source, in this namespace, for reading only.
-
-    Raises:
-        OSError: the kernel refuses it.
-    """
+def _put_over(copy: Path, source: Path) -> None:
+    """Show a copy at the path of its source, in this namespace, for reading only."""
     flags = os.statvfs(copy).f_flag
     kept = sum(flag for own, flag in _KEPT.items() if flags & own)
     _call("mount", os.fsencode(copy), os.fsencode(source), None, _BIND, None)

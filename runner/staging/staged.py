@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.base.quantities import duration_text, size_text
-from runner.staging.mounts import enter_namespace, put_over
+from runner.staging.mounts import show_copies
 from runner.staging.store import Held, clear, find_sent, hold, job_of, source_of, store_folder
 from runner.staging.tree import Copy, entries_of, pieces_of
 
@@ -55,12 +55,10 @@ class StagedCopies:
 
     def _show(self) -> None:
         try:
-            enter_namespace()
-            for held in self._held:
-                put_over(held.copy, held.path)
+            show_copies([(held.copy, held.path) for held in self._held])
         except OSError as error:
             self.said.append(
-                f"this host allows no mounts ({error.filename}: {error.strerror}), so only Python's modules are taken from the copies"
+                f"this host allows no mounts ({error.strerror}), so only Python's modules are taken from the copies"
             )
             sys.path[:] = map(self._moved, sys.path)
         importlib.invalidate_caches()

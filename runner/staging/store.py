@@ -28,7 +28,7 @@ from runner.base.host_disk import SHARED, disk_of, file_system
 from runner.base.quantities import size_text
 from runner.hardware.control_groups import free_memory
 from runner.launch.launchers import SCHEDULER_JOBS
-from runner.staging.tree import Copy, Entry, digest_of, missing_in, remove, top_of
+from runner.staging.tree import Copy, Entry, digest_of, entries_of, missing_in, remove, top_of
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MAKING_SECONDS = 1800.0  # another process on this host that makes the same copy is waited for
@@ -120,7 +120,7 @@ def hold(
     copy = slot / digest_of(entries)
     with _locked(slot / "making.lock"):
         lock = _shared(copy)
-        is_new = not os.path.lexists(copy)
+        is_new = not (os.path.lexists(copy) and _about(copy))
         if is_new:
             keep = keep or any(_about(older).get("keep") for older in _copies(slot))
         said = _about(copy) or {"path": str(source), "time": time.time()}
@@ -132,6 +132,8 @@ def hold(
         if is_new:
             _make(slot, copy, entries, fill, about=json.dumps(said))
         else:
+            if not is_whole(copy):  # something has cleaned up here
+                _write(Copy(copy, entries, None, missing := missing_in(entries, copy), repairs=True), missing, fill)
             _about_file(copy).write_text(json.dumps(said))
         for older in _copies(slot):
             if older != copy:
@@ -149,7 +151,7 @@ def find_sent(folder: Path, source: Path, *, job: str) -> tuple[Held, float] | N
         said = _about(copy)
         if said.get("sent") and (said.get("keep") or said.get("job") == job):
             lock = _shared(copy)
-            if os.path.lexists(copy) and top_of(copy) == top_of(source):
+            if is_whole(copy) and top_of(copy) == top_of(source):
                 return Held(path=source, copy=copy, is_new=False, lock=lock), time.time() - float(said["time"])
             os.close(lock)
     return None
@@ -181,17 +183,24 @@ def _make(
     old = max(_copies(slot), key=lambda one: float(_about(one).get("time", 0.0)), default=None)
     missing = missing_in(entries, old)
     _refuse_without_room(slot, sum(entries[number].size for number in missing), len(entries))
-    _remove_partial(slot)
     partial = copy.with_suffix(".partial")
+    if os.path.lexists(copy):  # the rest of one whose removal was killed
+        copy.rename(partial)
+    _remove_partial(slot)
     try:
-        made = Copy(partial, entries, old, missing)
-        fill(made, missing)
-        made.finish()
+        _write(Copy(partial, entries, old, missing), missing, fill)
+        _about_file(copy).write_text(about)  # first: a copy without it would never be removed
+        partial.rename(copy)
     except BaseException:
         remove(partial)
+        for file in (_about_file(copy), _lock_file(copy)):
+            file.unlink(missing_ok=True)
         raise
-    _about_file(copy).write_text(about)  # first: a copy without it would never be removed
-    partial.rename(copy)
+
+
+def _write(made: Copy, missing: Sequence[int], fill: Callable[[Copy, Sequence[int]], None]) -> None:
+    fill(made, missing)
+    made.finish()
 
 
 def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
@@ -219,6 +228,14 @@ def _slot(folder: Path, source: Path) -> Path:
 def _copies(slot: Path) -> list[Path]:
     """The complete copies of a source."""
     return [about.with_suffix("") for about in slot.glob("*.json")]
+
+
+def is_whole(copy: Path) -> bool:
+    """Whether a copy is as its name says: cleaners of temporary folders may have removed some of its files."""
+    try:
+        return digest_of(entries_of(copy)) == copy.name
+    except UsageError:
+        return False
 
 
 def _about_file(copy: Path) -> Path:
@@ -249,8 +266,11 @@ def _remove_if_unused(copy: Path) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_file(_lock_file(copy), lock.fileno()):
             return False
+        partial = copy.with_suffix(".partial")
+        with contextlib.suppress(FileNotFoundError):
+            copy.rename(partial)  # first: what is left if this process is killed is no copy
         _about_file(copy).unlink(missing_ok=True)
-        remove(copy)
+        remove(partial)
         _lock_file(copy).unlink()
         return True
     return False

@@ -76,18 +76,21 @@ def entries_of(top: Path) -> list[Entry]:
 
 
 def top_of(top: Path, depth: int = 3) -> list[Entry]:
-    """Return the entries of the top and of the folders near it: those of ``lib/python3.11/site-packages``, not of a package in it."""
+    """Return the entries of the top and of the folders near it, to ``lib/python3.11/site-packages``, with the files of the first two levels."""
     found, folders = [_entry(top, "")], [""]
-    for _ in range(depth if stat.S_ISDIR(found[0].mode) else 0):
-        names = [
-            os.path.join(folder, one.name)
-            for folder in folders
-            for one in os.scandir(top / folder)
-            if one.is_dir(follow_symlinks=False)
-        ]
-        found += [_entry(top, name) for name in names]
+    for level in range(depth if stat.S_ISDIR(found[0].mode) else 0):
+        below = [(os.path.join(folder, one.name), one) for folder in folders for one in _scanned(top / folder)]
+        names = [name for name, one in below if one.is_dir(follow_symlinks=False)]
+        found += [_entry(top, name) for name, _ in below if level < 2 or name in names]
         folders = names
     return sorted(found)
+
+
+def _scanned(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be staged: {error.strerror}") from None
 
 
 def digest_of(entries: Sequence[Entry]) -> str:
@@ -123,8 +126,19 @@ def pieces_of(top: Path, entries: Sequence[Entry], wanted: Collection[int]) -> I
 class Copy:
     """A copy that is being written."""
 
-    def __init__(self, top: Path, entries: Sequence[Entry], older: Path | None, missing: Collection[int]) -> None:
+    def __init__(
+        self,
+        top: Path,
+        entries: Sequence[Entry],
+        older: Path | None,
+        missing: Collection[int],
+        *,
+        repairs: bool = False,
+    ) -> None:
         """Make folders and links, and take from an older copy the files that have not changed.
+
+        Args:
+            repairs: the copy is there, and lacks something.
 
         Raises:
             UsageError: there is no room, or no right to write.
@@ -135,10 +149,13 @@ class Copy:
         with _writing(top):
             for number, entry in enumerate(entries):
                 if stat.S_ISDIR(entry.mode):
-                    (top / entry.path).mkdir(mode=0o700)
-                elif stat.S_ISLNK(entry.mode):
+                    (top / entry.path).mkdir(mode=0o700, exist_ok=repairs)
+                    (top / entry.path).chmod(0o700)
+                elif repairs and (stat.S_ISLNK(entry.mode) or number in self._missing):
+                    (top / entry.path).unlink(missing_ok=True)
+                if stat.S_ISLNK(entry.mode):
                     (top / entry.path).symlink_to(entry.link)
-                elif older is not None and number not in self._missing:
+                elif entry.is_file and older is not None and number not in self._missing:
                     os.link(older / entry.path, top / entry.path)
 
     def write(self, piece: FilePiece) -> None:
@@ -167,11 +184,16 @@ class Copy:
                     self._file = -1
 
     def finish(self) -> None:
-        """Give the folders their modes and times."""
-        for entry in reversed(self._entries):
-            if stat.S_ISDIR(entry.mode):
-                os.chmod(self.top / entry.path, stat.S_IMODE(entry.mode))
-                os.utime(self.top / entry.path, ns=(entry.time, entry.time))
+        """Give the folders their modes and times.
+
+        Raises:
+            UsageError: something else has changed them.
+        """
+        with _writing(self.top):
+            for entry in reversed(self._entries):
+                if stat.S_ISDIR(entry.mode):
+                    os.chmod(self.top / entry.path, stat.S_IMODE(entry.mode))
+                    os.utime(self.top / entry.path, ns=(entry.time, entry.time))
 
 
 def remove(top: Path) -> None:

@@ -25,7 +25,7 @@ from runner.base.temporary import SHORTER, no_room_for_sockets
 from runner.guard.process.lifeline import Computes, Lifeline, Met, Seeks
 from runner.guard.report.console import print_text
 from runner.guard.settings import Origin, Watched, Words
-from runner.hardware.binding import NONE, bind_process
+from runner.hardware.binding import AUTO, NONE, bind_process
 from runner.job import Job
 from runner.launch.context import LaunchContext
 from runner.launch.detect import detect, is_reporting
@@ -35,6 +35,7 @@ from runner.launch.mislaunch import idle_tasks, refuse_mislaunch
 from runner.launch.program import put_program_on_path
 from runner.launch.target import EXECUTABLE, WORKLOAD, Target
 from runner.options.command import Request, parse, refuse_idle_options
+from runner.options.job_settings import STAGING_SECONDS
 from runner.options.run_file import leave_run_file
 from runner.rendezvous.records.compatibility import compare_ranks
 from runner.rendezvous.records.record import RankRecord
@@ -134,6 +135,8 @@ class Launch:
             staged = StagedCopies(job.stage, job.stage_to, os.environ)
         except UsageError as problem:
             self._stage_problem = problem
+        except OSError as error:
+            self._stage_problem = UsageError(f"--stage: {error.filename or ''}: {error.strerror}")
         else:
             for line in staged.said:
                 print(f"runner: {socket.gethostname()}: {line}", file=sys.stderr)
@@ -143,7 +146,7 @@ class Launch:
         if not self.is_refused and self._request.job.stage:
             from runner.staging.staged import remove_unused
 
-            with contextlib.suppress(UsageError):
+            with contextlib.suppress(UsageError, OSError):
                 remove_unused(self._request.job.stage_to, os.environ)
 
     def import_per_rank(self, why: str) -> None:
@@ -177,15 +180,19 @@ class Launch:
         policy = Policy.DIAGNOSTIC if tool.examines else Policy.STRICT
         target, record = described(request, self._stage_problem or self._target, context, lifeline.port)
         lifeline.tell(Seeks())
-        result = rendezvous(context, record, way=way, timeout=asked.timeout, policy=policy)
+        result = rendezvous(
+            context, record, way=way, timeout=asked.timeout + (STAGING_SECONDS if asked.stage else 0), policy=policy
+        )
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))
         # A tool that works alone may be started anywhere, also where a job's GPUs are not.
         device = asked.device if tool.needs_rendezvous else "cpu"
         placements = place(context, topology, device, policy, asked.bind)
         own = placements[context.rank.value]
-        if own.bound:
-            bind_process(own.bound)
+        if own.bound and (problem := bind_process(own.bound)):
+            if asked.bind != AUTO:
+                raise UsageError(problem, fix="say --bind none")
+            print(f"runner: {problem}", file=sys.stderr)
         if own.device_index is not None:
             lifeline.tell(Computes(record.resources["gpus"][own.device_index]))
         if context.size.value > 1:

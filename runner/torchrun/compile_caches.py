@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import getpass
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +19,9 @@ from runner.base.host_disk import disk_of
 from runner.torchrun.import_hooks import when_imported
 from runner.versions.torch_private import GRAPH_CACHE, coordinate_graph_cache
 
-_WAIT_SECONDS = 300.0  # for another rank's compilation of the same graph; then a rank compiles by itself
+_WAIT_SECONDS = 60.0  # for another rank's compilation of the same graph; then a rank compiles by itself
 _LOOK_SECONDS = 0.05
+_UNFIT = r'[\\/:*?"<>|]'  # characters of a user's name that torch leaves out of its folder's, too
 _locks: dict[str, int] = {}  # descriptors of this process's, by the graph's key
 
 
@@ -29,7 +31,7 @@ def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without the user
         user = str(os.getuid())
-    folder = disk_of(environment) / f"torchinductor_{user}"  # in /tmp: torch's own default
+    folder = disk_of(environment) / f"torchinductor_{re.sub(_UNFIT, '_', user)}"  # in /tmp: torch's own default
     wanted = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder / "triton"}
     return {name: str(path) for name, path in wanted.items() if not environment.get(name)}
 
@@ -41,31 +43,38 @@ def compile_once_per_host() -> None:
 
 def _wait(key: str) -> bool:
     """Take a graph's lock, or wait until its holder has compiled it, or has ended. Returns whether to look into the cache again."""
+    if key in _locks:  # torch looks twice
+        return False
+    for other in list(_locks):  # whose compilation has failed
+        _end(other)
     try:
         lock = os.open(_lock_file(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:  # the cache cannot be written: each rank compiles
+    except (OSError, KeyError):  # the cache cannot be written, or the program has unset it: each rank compiles
         return False
     until, has_waited = time.monotonic() + _WAIT_SECONDS, False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except OSError:
+        except BlockingIOError:
             has_waited = True
             if time.monotonic() > until:
                 os.close(lock)
                 return False
             time.sleep(_LOOK_SECONDS)
-    if has_waited:  # its holder has put the graph into the cache, unless it has died
-        os.close(lock)
-        return True
+        except OSError:  # a file system without locks
+            os.close(lock)
+            return False
     _locks[key] = lock
-    return False
+    if has_waited:  # its holder has put the graph into the cache, unless it has died
+        _end(key)
+    return has_waited
 
 
 def _end(key: str) -> None:
     lock = _locks.pop(key, None)
     if lock is not None:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
         os.close(lock)
 
 

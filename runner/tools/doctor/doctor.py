@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -89,7 +88,7 @@ def doctor(job: Job, argv: list[str]) -> None:
                 stack.enter_context(libraries_print_on_stderr())
             checks = options.only
             if options.fabric:
-                log = fabric_checks.fabric_by(stack.enter_context(nccl_log(os.environ)))
+                log = fabric_checks.fabric_by(stack.enter_context(nccl_log()))
                 checks = (*_named("allreduce"), Check(name="fabric", function=log, within=30.0, after=("allreduce",)))
             for check in checks:
                 if job.rank == 0:

@@ -68,6 +68,11 @@ def parse_request(argv: list[str]) -> argparse.Namespace:
     options.site = site
     options.modules = [*site.modules, *options.modules]
     options.directives = [*site.directives, *options.directives]
+    starter = site.mpi or SCHEDULERS[site.scheduler].starters[0]
+    if site.launch and (options.scheduler, options.mpi or starter) != (site.scheduler, starter):
+        raise UsageError(
+            f"--site {site.name}: its options are {starter}'s", fix="leave --mpi, --scheduler or --site out"
+        )
     shape = options.gpus_per_node[1], options.ranks_per_node or options.gpus_per_node[1]
     if site.whole_nodes and shape != (site.gpus_per_node, site.gpus_per_node):
         raise UsageError(

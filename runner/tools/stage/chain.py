@@ -183,11 +183,11 @@ def send_tree(
             if "problem" in said:
                 raise UsageError(said["problem"], fix=said["fix"])
             source, entries = Path(said["path"]), [Entry(*entry) for entry in said["entries"]]
-        if behind is not None:
-            behind.send({"path": str(source), "entries": entries})
 
         def relay(copy: Copy | None, missing: Sequence[int]) -> None:
             nonlocal copied
+            if behind is not None:  # only now: two chains over the same hosts then wait for each other in one order
+                behind.send({"path": str(source), "entries": entries})
             wanted = {*missing, *(behind.receive()[0]["wanted"] if behind is not None else ())}
             if before is not None:
                 before.send({"wanted": sorted(wanted)})

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from runner.base.errors import UsageError
+from runner.base.errors import RunnerError, UsageError
 from runner.base.quantities import nonempty_path, size_text
 from runner.job import Job
 from runner.options.parsing import Parser
@@ -68,13 +68,19 @@ def stage(job: Job, argv: list[str]) -> None:
             before = behind = None
             try:
                 key = derived(job.endpoint.key, "stage")
-                before = reach(everybody[hosts[index - 1].ranks[0]], key, job.rank, _MEETING_SECONDS) if index else None
-                behind = accept(listener, key, _MEETING_SECONDS) if listener else None
-                result |= _remove(given) if given.remove else _send(given, before, behind, shows=job.rank == 0)
+                if given.remove:
+                    result |= _remove(given)
+                else:
+                    above = everybody[hosts[index - 1].ranks[0]]
+                    before = reach(above, key, job.rank, _MEETING_SECONDS) if index else None
+                    behind = accept(listener, key, _MEETING_SECONDS) if listener else None
+                    result |= _send(given, before, behind, shows=job.rank == 0)
             except UsageError as problem:
                 result |= {"problem": problem.message, "fix": problem.fix}
             except NeighbourError as problem:
                 result |= {"lost": str(problem)}
+            except OSError as error:
+                result |= {"problem": f"{error.filename or 'a copy'}: {error.strerror}", "fix": ""}
             finally:  # neighbours that wait for this host see its end
                 for wire in filter(None, (before, behind)):
                     wire.close()
@@ -109,9 +115,12 @@ def _report(job: Job, results: list[dict[str, Any]]) -> None:
 
     Raises:
         UsageError: a host has one.
+        RunnerError: a host, or its network, has failed.
     """
-    for one in (one for name in ("problem", "lost") for one in results if one.get(name)):
-        raise UsageError(f"host {one['host']}: {one.get('problem') or one['lost']}", fix=one.get("fix", ""))
+    for one in (one for one in results if "problem" in one):
+        raise UsageError(f"host {one['host']}: {one['problem']}", fix=one["fix"])
+    for one in (one for one in results if "lost" in one):
+        raise RunnerError(f"host {one['host']}: {one['lost']}")
     if job.rank == 0:
         for one in results:
             for sent in one["sent"]:

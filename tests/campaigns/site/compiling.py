@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -44,6 +45,6 @@ def section() -> list[str]:
 def _first_step(command: Sequence[str]) -> tuple[int, float]:
     with tempfile.TemporaryDirectory() as folder:
         done = ok(run(*command, TMPDIR=folder, TORCHINDUCTOR_CACHE_DIR=f"{folder}/cache"))
-    ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    ranks = [json.loads(found) for found in re.findall(r"\{[^{}]*\}", done.stdout)]  # torchrun's lines may mix
     assert len(ranks) == RANKS, done.stdout
     return sum(rank["graphs"] for rank in ranks), max(rank["seconds"] for rank in ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -229,3 +230,43 @@ def test_what_stage_has_sent_is_used_until_an_installation_changes(folder: Path,
     assert sent("J=2") is None, "another job's"
     (source / "lib" / "new.py").touch()
     assert sent("J=1") is None
+
+
+def test_the_rest_of_a_copy_whose_removal_was_killed_is_no_copy(folder: Path, source: Path) -> None:
+    found = held(folder, source)
+    os.close(found.lock)
+    found.copy.with_suffix(".json").unlink()
+    (found.copy / "lib" / "a.py").unlink()
+    again = held(folder, source)
+    assert again.is_new
+    assert contents(again.copy) == contents(source)
+
+
+def test_a_copy_that_lacks_files_is_repaired(folder: Path, source: Path) -> None:
+    entries = entries_of(source)
+    found = held(folder, source, keep=True)
+    (found.copy / "lib" / "a.py").unlink()
+    (found.copy / "lib" / "away").unlink()
+    shutil.rmtree(found.copy / "lib" / "deep")
+    copied: list[str] = []
+    assert not held(folder, source, copied).is_new
+    assert copied == ["lib/a.py"]
+    assert entries_of(found.copy) == entries
+    os.close(hold(folder, source, entries, lambda *_: None, job="", keep=True, sent=True).lock)
+    assert find_sent(folder, source, job="") is not None
+    (found.copy / "run").unlink()
+    assert find_sent(folder, source, job="") is None
+
+
+def test_a_process_whose_namespace_is_refused_halfway_stays_the_users(tmp_path: Path) -> None:
+    program = (
+        "import os; from runner.staging import mounts; call = mounts._call\n"
+        "def refusing(name, *arguments):\n"
+        "    if name == 'mount': raise PermissionError(1, 'refused')\n"
+        "    call(name, *arguments)\n"
+        "mounts._call, before = refusing, os.readlink('/proc/self/ns/mnt')\n"
+        "try: mounts.show_copies([])\n"
+        "except OSError as error: print(error.strerror, os.readlink('/proc/self/ns/mnt') == before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "Operation not permitted True\n"
