@@ -27,10 +27,16 @@ def three() -> Iterator[Cluster]:
 
 
 def doctor(
-    vc: Cluster, only: str, *, launcher: str = "srun", slots: Sequence[int] = (1, 1), wrapper: Sequence[str] = ()
+    vc: Cluster,
+    only: str,
+    *,
+    launcher: str = "srun",
+    slots: Sequence[int] = (1, 1),
+    wrapper: Sequence[str] = (),
+    bind: str = "auto",
 ) -> dict[str, dict[str, str]]:
     """The checks by name. The wrapper is a command before Python's, the same on every rank."""
-    done = LAUNCHERS[launcher](vc, slots, [*wrapper, *RUNNER, "doctor", "--json", "--only", only])
+    done = LAUNCHERS[launcher](vc, slots, [*wrapper, *RUNNER, f"--bind={bind}", "doctor", "--json", "--only", only])
     assert done.stdout.startswith("{"), done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     checks: dict[str, dict[str, str]] = {check["name"]: check for check in report["checks"]}
@@ -148,7 +154,7 @@ FOUND: list[tuple[list[str], dict[str, Any], dict[str, tuple[str, str]]]] = [
     ),
     (
         on("node2", NUMA),
-        {"slots": [2, 2]},
+        {"slots": [2, 2], "bind": "none"},
         {"NUMA": ("warn", r"^ranks 2-3 \(node2\): cores of 2 NUMA nodes.*→.*--cpu-bind=ldoms")},
     ),
 ]
