@@ -129,6 +129,8 @@ def _report(job: Job, results: list[dict[str, Any]]) -> None:
                     f"{one['host']}: {sent['path']}: {size_text(sent['bytes'], 1024)} in {sent['entries']} entries, "
                     f"{copied}, {sent['seconds']:.1f} s"
                 )
+            if one.get("removed") == []:
+                print(f"{one['host']}: nothing to remove")
             for path in one.get("removed", ()):
                 print(f"{one['host']}: removed the copy of {path}")
         sys.stdout.flush()
