@@ -80,9 +80,9 @@ def top_of(top: Path, depth: int = 3) -> list[Entry]:
     found, folders = [_entry(top, "")], [""]
     for level in range(depth if stat.S_ISDIR(found[0].mode) else 0):
         below = [(os.path.join(folder, one.name), one) for folder in folders for one in _scanned(top / folder)]
-        names = [name for name, one in below if one.is_dir(follow_symlinks=False)]
+        names = {name for name, one in below if one.is_dir(follow_symlinks=False)}
         found += [_entry(top, name) for name, _ in below if level < 2 or name in names]
-        folders = names
+        folders = sorted(names)
     return sorted(found)
 
 

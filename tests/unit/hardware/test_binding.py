@@ -8,6 +8,7 @@ import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,10 @@ def ranks(
     cores: str, count: int, system: Path, *, alone: bool = True, allowed: str = "", gpus: Sequence[str] = ()
 ) -> list[Resources]:
     """Ranks of a host that all have these cores, the first with the host's map. Each sees all of its GPUs."""
-    common = {"cores": cores, "is_alone": alone, "allowed": allowed or cores, "gpu_cores": [*gpus]}
-    return [Resources(**common, core_map=core_map(system) if n == 0 else {}) for n in range(count)]  # type: ignore[arg-type]
+    first = Resources(
+        cores=cores, is_alone=alone, allowed=allowed or cores, gpu_cores=[*gpus], core_map=core_map(system)
+    )
+    return [first, *[replace(first, core_map={})] * (count - 1)]
 
 
 def bound(sharers: list[Resources], asked: str = "auto", *, on_gpus: bool = False) -> list[str]:
