@@ -143,7 +143,7 @@ def _listed(asked: str, host: str, sharers: Sequence[Resources]) -> list[str]:
     lists = asked.split(":")
     if len(lists) < len(sharers):
         raise UsageError(
-            f"--bind names cores for {len(lists)} ranks, and host {host} has {len(sharers)}",
+            f"--bind names cores for {len(lists)} rank{'s' * (len(lists) > 1)}, and host {host} has {len(sharers)}",
             fix="name cores for each rank of a host: --bind 0-3:4-7",
         )
     owners: dict[int, int] = {}

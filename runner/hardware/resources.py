@@ -52,13 +52,19 @@ class Resources:
 
 
 def resources(
-    environment: Mapping[str, str], *, asks_for_gpus: bool = True, launched_by: int = 0, maps_cores: bool = False
+    environment: Mapping[str, str],
+    *,
+    asks_for_gpus: bool = True,
+    launched_by: int = 0,
+    shares_host: bool = False,
+    maps_cores: bool = False,
 ) -> Resources:
     """Return the cores, threads and GPUs that this process may use.
 
     Args:
         asks_for_gpus: False where none is to be used: then no driver is asked, which may hang.
         launched_by: the launcher's process on this host, for a rank that may be bound; 0 for one that is not.
+        shares_host: whether other ranks may be bound on this host, so that the cores near its GPUs count.
         maps_cores: whether this rank, the first of its host, tells the others where the cores are.
     """
     affinity = os.sched_getaffinity(0)
@@ -88,7 +94,7 @@ def resources(
         is_alone=len(allowed) <= allotted
         or (len(allowed) < host_cores and any(environment.get(name) for name in SCHEDULER_JOBS)),
         core_map=core_map() if maps_cores else {},
-        gpu_cores=nvml.near_cores(gpus.names) if launched_by else [],
+        gpu_cores=nvml.near_cores(gpus.names) if shares_host else [],
     )
 
 

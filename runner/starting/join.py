@@ -44,6 +44,7 @@ def record_of(
         binds: whether ranks may be bound to cores.
     """
     started = process_stat(context.process) if binds else None
+    shares_host = binds and (context.local_size or context.size).value > 1
     is_first = context.local_rank is None or context.local_rank.value == 0
     return own_record(
         context,
@@ -61,7 +62,8 @@ def record_of(
                 context.environment,
                 asks_for_gpus=asks_for_gpus,
                 launched_by=started.parent if started else 0,
-                maps_cores=binds and is_first,
+                shares_host=shares_host,
+                maps_cores=shares_host and is_first,
             )
         ),
         guard_port=guard_port,

@@ -56,7 +56,7 @@ def test_explain_says_what_the_launcher_did_and_what_the_runner_made_of_it() -> 
     [
         ("{0}:{0}", "core {0} is named for local ranks 0 and 1"),
         ("{0}:4000", "may not use core 4000"),
-        ("{0}", "names cores for 1 ranks, and host"),
+        ("{0}", "names cores for 1 rank, and host"),
         ("cores", "neither auto, none nor a list of cores"),
     ],
 )

@@ -85,7 +85,7 @@ def _binding(job: Job) -> str:
     if not changed:
         return f"as {job.context.launcher.title} has left it"
     given = "; ".join(sorted({placement.given for placement in changed}))
-    return f"each rank has cores of its own by --bind, where {job.context.launcher.title} gave {len(changed)} ranks cores {given}"
+    return f"each rank has cores of its own by --bind, where {job.context.launcher.title} gave {len(changed)} rank{'s' * (len(changed) > 1)} cores {given}"
 
 
 def _place(layout: Layout, stage_owners: list[int], rank: int) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def test_other_values_are_refused(text: str) -> None:
 def test_a_list_that_cannot_be_is_refused(tmp_path: Path) -> None:
     sharers = ranks("0-7", 2, tree(tmp_path, 8, nodes=1, caches=1))
     assert bound(sharers, parse_binding("0-3:4-7:8-9")) == ["0-3", "4-7"]
-    with pytest.raises(UsageError, match="names cores for 1 ranks, and host node1 has 2"):
+    with pytest.raises(UsageError, match="names cores for 1 rank, and host node1 has 2"):
         bound(sharers, "0-3")
     with pytest.raises(RefusedError, match="core 3 is named for local ranks 0 and 1"):
         bound(sharers, "0-3:3-7")
