@@ -25,6 +25,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 _LAUNCHER_PREFIXES = ("OMPI_COMM", "PMI", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "MPI_LOCAL", "JSM_", "PALS_", "FLUX_")
 _OTHERS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PBS_GPUFILE"}
 _OTHERS |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+_OTHERS |= {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}  # torch.compile in a test's own process sets them
 
 RUNNER = [sys.executable, "-m", "runner"]
 CONSOLE = [str(Path(sys.executable).with_name("torch-mpi-runner"))]  # the console script

@@ -23,7 +23,7 @@ from tests.polling import LIMIT
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _OPTION = re.compile(r"^:([\w-]+): *(.*)\n", re.MULTILINE)
 HOST = "laptop"  # in the pages; any host's name in what is printed
-_NUMBER = r"\d+(?:[.:]\d+)*(?:e[+-]?\d+)?"
+_NUMBER = r"\d+(?:[.:,-]\d+)*(?:e[+-]?\d+)?"  # a list of cores, too: 0-1,4
 _VARIES = re.compile(rf"(…|\s+|\b{HOST}\b|{_NUMBER})")
 
 

@@ -53,7 +53,7 @@ def test_a_script_for_pals_trains_on_two_hosts(vc: Cluster) -> None:
     script = script_of(vc, "aurora")
     text = script.read_text().replace("* 12))", "* 2))").replace("--ppn 12", "--ppn 2")
     script.write_text(text)
-    nodes, programs = vc.folder / "nodes", vc.folder / "programs"
+    nodes, programs = vc.folder / "aurora.nodes", vc.folder / "aurora.programs"
     nodes.write_text("node1\nnode2\n")
     programs.mkdir(exist_ok=True)
     (programs / "mpiexec").write_text(MPIEXEC.format(mpiexec=PREFIXES / "mpich/bin/mpiexec", agent=vc.agent))
