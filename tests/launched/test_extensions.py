@@ -25,6 +25,7 @@ LOGGED = ("workloads.linear", "--logger", "name")
         ("logger", "added:__name__", "TypeError: it is a str, no logger", LOGGED),
         ("tool", "added:NONE", "AttributeError", ("name",)),
         ("tool", "nothing:NONE", "ModuleNotFoundError", ("name",)),
+        ("site", "added:Other", "TypeError", ("jobscript", "--site", "name", "train.py")),
     ],
 )
 def test_what_does_not_load_is_one_line(
@@ -57,3 +58,20 @@ def test_a_launcher_of_another_package() -> None:
     assert found["launcher"]["name"] == "grid"
     done = run(*RUNNER, "--launcher", "grid", "explain", PYTHONPATH=path)
     refused(done, "Grid is half set: nothing without GRID_TASK, GRID_TASKS")
+
+
+def test_a_site_of_another_package(tmp_path: Path) -> None:
+    module = "from pathlib import Path\nFILE = Path(__file__).with_name('ours.toml')\n"
+    path = with_entry_points(tmp_path, "added", module, "[runner.sites]\nours = added:FILE\n")
+    known = 'title = "Ours"\npage = "https://docs.example.org/gpu"\nread = 2026-11-29\nscheduler = "slurm"\n'
+    profile = tmp_path / "ours.toml"
+    profile.write_text(known + 'queue = "gpu"\ngpus_per_node = 4\n')
+    command = (*RUNNER, "jobscript", "--site", "ours", "workloads.linear")
+    script = ok(run(*command, PYTHONPATH=path, cwd=tmp_path)).stdout
+    assert "#SBATCH --partition=gpu" in script
+    assert "#SBATCH --ntasks-per-node=4" in script
+    assert "RUNNER_SITE" in script
+    profile.write_text(known + "gpus_per_nod = 4\n")
+    refused(run(*command, PYTHONPATH=path, cwd=tmp_path), "has an unknown key 'gpus_per_nod'", "take gpus_per_node")
+    profile.write_text(known + 'gpus_per_node = "4"\n')
+    refused(run(*command, PYTHONPATH=path, cwd=tmp_path), "gpus_per_node = '4' is no int", "correct the file")
