@@ -13,8 +13,9 @@ SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "panfs", "a
 
 
 def disk_of(environment: Mapping[str, str]) -> Path:
-    """Return the first of ``FOLDERS`` that is set, exists, and is on no file system that hosts share; else /tmp."""
-    named = (Path(name) for name in map(environment.get, FOLDERS) if name and Path(name).is_dir())
+    """Return the first of ``FOLDERS`` that is set, can be written, and is on no file system that hosts share; else /tmp."""
+    usable = (name for name in map(environment.get, FOLDERS) if name and os.access(name, os.W_OK | os.X_OK))
+    named = (Path(name) for name in usable if os.path.isdir(name))
     return next((path for path in named if file_system(path) not in SHARED), Path("/tmp"))  # noqa: S108 - a folder's name only
 
 

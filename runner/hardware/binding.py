@@ -19,7 +19,7 @@ AUTO, NONE = "auto", "none"
 # OpenMP binds its threads by these when it is loaded.
 OPENMP_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_LIST = re.compile(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
 _Cores = frozenset[int]
 
 
@@ -62,16 +62,9 @@ def bind_host(asked: str, host: str, sharers: Sequence[Resources], gpus: Sequenc
         return _listed(asked, host, sharers)
     bound = [""] * len(sharers)
     levels = core_map_of(sharers)
-    masks = [frozenset(cores_of(own.cores)) for own in sharers]
-    for group in _overlapping(masks) if levels else ():
-        cores = frozenset().union(*(masks[rank] for rank in group))
-        if len(cores) < len(group):
-            others = (mask for rank, mask in enumerate(masks) if rank not in group)
-            cores |= set.intersection(*(cores_of(sharers[rank].allowed) for rank in group)) - frozenset().union(*others)
-        elif not all(sharers[rank].is_alone for rank in group):
-            continue
-        pieces = divide(cores, len(group), levels)
+    for group, cores in _to_divide(sharers) if levels else ():
         near = [_near(sharers[rank], gpus[rank]) for rank in group]
+        pieces = divide(_with_gpus(cores, near, levels), len(group), levels)
         for rank, piece in zip(group, _nearest(pieces, near, levels), strict=False):
             bound[rank] = cores_text(piece)
     return bound
@@ -95,7 +88,7 @@ def divide(cores: _Cores, ranks: int, levels: CoreMap) -> list[_Cores]:
         units = [frozenset((core,)) for unit in units for core in sorted(unit)]
     places = [_parts(cores, levels.get(level, ())) for level in LEVELS[:-1]]
     units.sort(key=lambda unit: [next(n for n, part in enumerate(parts) if unit & part) for parts in places])
-    return _divided(units, ranks, places) if len(units) >= ranks else []
+    return _divided(units, ranks, places, len(units) // ranks) if len(units) >= ranks else []
 
 
 def whole_cores(cores: str, levels: CoreMap) -> int:
@@ -160,7 +153,26 @@ def _listed(asked: str, host: str, sharers: Sequence[Resources]) -> list[str]:
                     fix="name cores that the job has been given, or ask for more",
                 )
             owners[core] = rank
-    return lists[: len(sharers)]
+    return [cores_text(cores_of(cores)) for cores in lists[: len(sharers)]]
+
+
+def _to_divide(sharers: Sequence[Resources]) -> Iterator[tuple[list[int], _Cores]]:
+    """Yield ranks that share cores, and the cores to divide among them."""
+    masks = [frozenset(cores_of(own.cores)) for own in sharers]
+    allowed = [frozenset(cores_of(own.allowed)) for own in sharers]
+    crowded: dict[_Cores, list[int]] = {}  # those with fewer cores than ranks, by the cores that they may use
+    for group in _overlapping(masks):
+        cores = frozenset().union(*(masks[rank] for rank in group))
+        may_use = frozenset.intersection(*(allowed[rank] for rank in group))
+        if len(cores) < len(group):
+            crowded.setdefault(may_use | cores, []).extend(group)
+        elif all(sharers[rank].is_alone for rank in group) and cores <= may_use:
+            yield group, cores
+    in_need = set().union(*crowded.values())
+    others = frozenset().union(*(mask for rank, mask in enumerate(masks) if rank not in in_need))
+    for may_use, group in crowded.items():
+        yield sorted(group), may_use - others
+        others |= may_use
 
 
 def _overlapping(masks: Sequence[_Cores]) -> Iterator[list[int]]:
@@ -175,6 +187,14 @@ def _overlapping(masks: Sequence[_Cores]) -> Iterator[list[int]]:
             left = [rank for rank in left if rank not in more]
         if len(group) > 1:
             yield sorted(group)
+
+
+def _with_gpus(cores: _Cores, near: Sequence[_Cores], levels: CoreMap) -> _Cores:
+    """The cores in the packages of the ranks' GPUs, if these are known for all ranks and have cores enough; else all."""
+    gpus = frozenset().union(*near)
+    packages = [part for text in levels.get("package", ()) if (part := cores & cores_of(text)) and part & gpus]
+    found = frozenset().union(*packages)
+    return found if all(near) and len(found) >= len(near) else cores
 
 
 def _near(own: Resources, gpu: int | None) -> _Cores:
@@ -212,13 +232,12 @@ def _parts(cores: _Cores, level: Sequence[str]) -> list[_Cores]:
     return [*parts, *(frozenset((core,)) for core in sorted(rest))]
 
 
-def _divided(units: Sequence[_Cores], ranks: int, places: Sequence[Sequence[_Cores]]) -> list[_Cores]:
-    """Divide units, which are in order, along the parts of the first level that are equal and whose number fits."""
+def _divided(units: Sequence[_Cores], ranks: int, places: Sequence[Sequence[_Cores]], size: int) -> list[_Cores]:
+    """Divide units, which are in order, into sets of this size along the parts of the first level that have room for as many ranks each."""
     for number, parts in enumerate(places):
         groups = [group for part in parts if (group := [unit for unit in units if unit <= part])]
-        if len(groups) < 2 or len({len(group) for group in groups}) > 1 or len(groups) * len(groups[0]) < len(units):
-            continue
-        if ranks % len(groups) == 0:
-            return [piece for group in groups for piece in _divided(group, ranks // len(groups), places[number + 1 :])]
-    size = len(units) // ranks
+        each = ranks // len(groups) if groups else 0
+        fits = all(len(group) >= each * size for group in groups)
+        if len(groups) > 1 and ranks == each * len(groups) and fits:
+            return [piece for group in groups for piece in _divided(group, each, places[number + 1 :], size)]
     return [frozenset().union(*units[n * size : (n + 1) * size]) for n in range(ranks)]

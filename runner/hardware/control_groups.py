@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path, PurePosixPath
+
+from runner.hardware.core_map import cores_of
 
 _PROCESS = Path("/proc/self")
 # Of control groups version 2 and 1: the limit, what is used, and its part in memory.stat that is cached files.
@@ -52,6 +55,16 @@ def cpu_quota(process: Path = _PROCESS) -> float | None:
             except (OSError, ValueError):
                 continue
     return min(limits, default=None)
+
+
+def confined_to_cores(process: Path = _PROCESS) -> bool:
+    """Whether the process's control group has fewer cores than the topmost one that is mounted."""
+    sizes = []
+    for level in control_groups("cpuset", process):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):  # version 2 and 1
+            with contextlib.suppress(OSError):
+                sizes.append(len(cores_of((level / name).read_text().strip())))
+    return bool(sizes) and min(sizes) < max(sizes)
 
 
 def free_memory() -> int:

@@ -76,8 +76,11 @@ def near_cores(names: Sequence[str], devices: Path = Path("/sys/bus/pci/devices"
         return []
     with contextlib.suppress(Exception), started() as library:
         for name in found:
-            with contextlib.suppress(Exception):  # a MIG instance, or another maker's GPU
-                place = library.nvmlDeviceGetPciInfo(library.nvmlDeviceGetHandleByUUID(name)).busId
+            with contextlib.suppress(Exception):  # another maker's GPU
+                handle = library.nvmlDeviceGetHandleByUUID(name)
+                with contextlib.suppress(Exception):  # a whole GPU is in no other
+                    handle = library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+                place = library.nvmlDeviceGetPciInfo(handle).busId
                 # NVML writes eight digits of the domain, sysfs four: 00000000:3B:00.0, 0000:3b:00.0
                 place = (place.decode() if isinstance(place, bytes) else place).lower()[-12:]
                 found[name] = (devices / place / "local_cpulist").read_text().strip()

@@ -101,7 +101,7 @@ def _place_host(
     placements = []
     for own, gpu, cores, before in zip(sharers, gpus, bound, seen, strict=True):
         threads, source = _threads(own, sharing[own.mask], len(sharers), whole_cores(cores, core_map_of(seen)))
-        problem, fix = _binding_problem(launcher, own, len(sharers))
+        problem, fix = ("", "") if cores else _binding_problem(launcher, own, len(sharers))
         share = own.mask.bit_count() / sharing[own.mask]
         placements.append(
             Placement(

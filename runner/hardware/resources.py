@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from runner.hardware import nvml
-from runner.hardware.control_groups import cpu_quota
+from runner.hardware.control_groups import confined_to_cores, cpu_quota
 from runner.hardware.core_map import core_map, cores_of, cores_text
 from runner.hardware.gpus import Gpus, device_type, visible_gpus
 from runner.launch.launchers import SCHEDULER_JOBS
@@ -77,6 +77,7 @@ def resources(
     allowed = _allowed(affinity, launched_by)
     if 0 < allotted < len(allowed):  # the job has a part of them, and nothing says which
         allowed = affinity
+    in_job = any(environment.get(name) for name in SCHEDULER_JOBS)
     torch = torch_build()
     gpus = visible_gpus(environment, torch) if asks_for_gpus else Gpus(names=[])
     return Resources(
@@ -91,8 +92,7 @@ def resources(
         gpus_hidden=gpus.hidden,
         user_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         allowed=cores_text(allowed),
-        is_alone=len(allowed) <= allotted
-        or (len(allowed) < host_cores and any(environment.get(name) for name in SCHEDULER_JOBS)),
+        is_alone=len(allowed) <= allotted or (not allotted and in_job and confined_to_cores()),
         core_map=core_map() if maps_cores else {},
         gpu_cores=nvml.near_cores(gpus.names) if shares_host else [],
     )

@@ -26,7 +26,7 @@ _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "
 
 def for_a_new_job(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables for sbatch, qsub and bsub: without those of the job and of the rank that this process may be."""
-    dropped = {starter.variable for starter in COPY_STARTERS}
+    dropped = {"RUNNER_SITE", *(starter.variable for starter in COPY_STARTERS)}
     for row in launchers():
         if is_marked(row, environment):
             cells = (*row.requires, row.rank, row.size, row.local_rank, row.local_size, *row.job)

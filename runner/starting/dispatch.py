@@ -21,7 +21,7 @@ from runner.options.command import Given, Request
 from runner.parallel.mesh import lay_out
 from runner.tools.registry import load_tool, tool_of
 from runner.torchrun.alone import tell_if_alone, tell_if_alone_after_a_minute
-from runner.torchrun.compile_caches import cache_variables, compile_once_per_host
+from runner.torchrun.compile_caches import compile_once_per_host
 from runner.torchrun.equal_batches import tell_of_equal_batches
 from runner.torchrun.import_hooks import import_without_collector
 from runner.torchrun.own_modules import find_first_workloads, hide_own_modules, keep_own_modules
@@ -38,7 +38,6 @@ def dispatch(target: Target, request: Request, job: Job) -> None:
     import_without_collector("torch", COMPILER, "torch.distributed.tensor", "torchvision")
     if target.kind != "tool" or tool_of(target.name).needs_rendezvous:  # else it starts jobs with settings of their own
         set_variables(settings(job))
-        set_missing(cache_variables(os.environ))
         if job.topology.local_size(job.rank) > 1:
             compile_once_per_host()
     if job.measure is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from runner.backends.registry import installed_packages
 from runner.backends.selection import with_backend
@@ -43,7 +44,6 @@ def record_of(
         options: the runner's that have to be equal.
         binds: whether ranks may be bound to cores.
     """
-    started = process_stat(context.process) if binds else None
     shares_host = binds and (context.local_size or context.size).value > 1
     is_first = context.local_rank is None or context.local_rank.value == 0
     return own_record(
@@ -61,14 +61,28 @@ def record_of(
             resources(
                 context.environment,
                 asks_for_gpus=asks_for_gpus,
-                launched_by=started.parent if started else 0,
+                launched_by=_launched_by(context) if binds else 0,
                 shares_host=shares_host,
-                maps_cores=shares_host and is_first,
+                maps_cores=binds and is_first,
             )
         ),
         guard_port=guard_port,
         importer=os.getppid(),
     )
+
+
+def _launched_by(context: LaunchContext) -> int:
+    """The launcher's process on this host; 0 if it is not seen. A script that it starts around a rank has the rank's variable, too."""
+    process, mark = context.process, f"{context.rank.source}=".encode()
+    while (started := process_stat(process)) is not None:
+        process = started.parent
+        try:
+            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        except OSError:  # another user's
+            return process
+        if not any(variable.startswith(mark) for variable in variables):
+            return process
+    return 0
 
 
 @raised_on_all_ranks()

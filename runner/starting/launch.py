@@ -246,6 +246,11 @@ def _check(request: Request, target: Target) -> None:
     """Raise UsageError if this target cannot be run with these options and packages."""
     refuse_idle_options(request, target)
     tool = tool_of(request.tool)
+    if request.job.bind != AUTO and not tool.needs_rendezvous:
+        raise UsageError(
+            f"--bind has no effect on {target.name}, which binds no ranks",
+            fix="give it to the runner in the job's own command",
+        )
     if target.kind != EXECUTABLE and tool.needs_rendezvous and not (tool.examines or tool.shows_training):
         need(RUNNER)
     if target.kind == WORKLOAD:

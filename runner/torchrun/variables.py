@@ -9,23 +9,25 @@ import tempfile
 
 from runner.job import Job
 from runner.rendezvous.transport.interfaces import share_a_network
+from runner.torchrun.compile_caches import cache_variables
 from runner.torchrun.served_store import IS_SERVED
 from runner.versions.torch_api import RECORDER
 
 
 def settings(job: Job) -> dict[str, str]:
-    """Variables for every target: the number of threads, the interface for the backends' own connections, and that calls are recorded.
+    """Variables for every target: the number of threads, the interface for the backends' own connections, the compilers' caches, and that
+    calls are recorded.
 
     Those that the user has set are left out. NCCL sends data by all interfaces that it finds, so it is held to one only where
     that by which it would start does not lead to the other hosts.
     """
-    wanted = {"OMP_NUM_THREADS": str(job.placement.threads)}
+    users = dict(job.context.environment)
+    wanted = {"OMP_NUM_THREADS": str(job.placement.threads), **cache_variables(users)}
     interface = job.endpoint.interface
     if interface:
         wanted["GLOO_SOCKET_IFNAME"] = interface
         if not _nccl_starts_by(interface, job):
             wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": this exact name, not a prefix
-    users = dict(job.context.environment)
     if not users.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):  # the same by its older name
         wanted |= RECORDER
     if job.placement.threads_source != "OMP_NUM_THREADS":

@@ -343,33 +343,45 @@ def loader_iterator() -> type:
     return _BaseDataLoaderIter
 
 
-# The module with the cache of torch.compile's graphs.
-GRAPH_CACHE = "torch._inductor.codecache"
+# The module that looks for a graph in the cache, and else compiles it.
+GRAPH_COMPILER = "torch._inductor.compile_fx"
 
 
-def coordinate_graph_cache(wait: Callable[[str], bool], end: Callable[[str], None]) -> None:
+def coordinate_graph_cache(wait: Callable[[str], bool], end: Callable[[], None]) -> None:
     """Have a process ask before it compiles a graph that the cache does not have.
 
-    ``FxGraphCache.load_with_key`` and ``_save_graph`` have had the graph's key as their first argument from torch 2.6 to 2.14; where they are
-    missing, nothing is done. Instead: none.
+    ``FxGraphCache.load_with_key`` has had the graph's key as its first argument, and ``_compile_fx_inner`` the graph, from torch 2.6 to
+    2.14; where they are missing, nothing is done. Instead: none.
 
     Args:
-        wait: called with the key; True once another process may have put the graph into the cache, False if this one is to compile it.
-        end: called with the key once the graph is in the cache.
+        wait: called with the key; True once another process may have put the graph into the cache, False if this one is to compile it. It
+            is not called for graphs with collectives, of which the compiler's passes communicate, so that no process may be missing.
+        end: called when a graph has been compiled and put into the cache, or has failed.
     """
-    cache = sys.modules[GRAPH_CACHE].FxGraphCache
-    load, save = getattr(cache, "load_with_key", None), getattr(cache, "_save_graph", None)
-    if load is None or save is None:
+    compiler: Any = sys.modules[GRAPH_COMPILER]
+    cache: Any = getattr(compiler, "FxGraphCache", None)
+    load, compile_graph = getattr(cache, "load_with_key", None), getattr(compiler, "_compile_fx_inner", None)
+    if compile_graph is None or load is None:
         return
+    may_wait: list[bool] = []  # of the graphs that are being compiled, each within the one before
+
+    def compile_fx_inner(graph: Any, *arguments: Any, **named: Any) -> Any:
+        may_wait.append(not _communicates(graph))
+        try:
+            return compile_graph(graph, *arguments, **named)
+        finally:
+            may_wait.pop()
+            end()
 
     def load_with_key(key: str, *arguments: Any, **named: Any) -> Any:
         found = load(key, *arguments, **named)
-        return load(key, *arguments, **named) if found[0] is None and wait(key) else found
+        is_lacking = found[0] is None and bool(may_wait) and may_wait[-1]
+        return load(key, *arguments, **named) if is_lacking and wait(key) else found
 
-    def save_graph(key: str, *arguments: Any, **named: Any) -> None:
-        try:
-            save(key, *arguments, **named)
-        finally:
-            end(key)
+    cache.load_with_key = staticmethod(load_with_key)
+    compiler._compile_fx_inner = compile_fx_inner
 
-    cache.load_with_key, cache._save_graph = staticmethod(load_with_key), staticmethod(save_graph)
+
+def _communicates(graph: Any) -> bool:
+    graphs = (module.graph for module in graph.modules() if hasattr(module, "graph"))
+    return any("c10d" in str(node.target) for each in graphs for node in each.nodes)

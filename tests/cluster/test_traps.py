@@ -196,7 +196,7 @@ def started_by_hand(vc: Cluster, port: int, *program: str) -> list[CompletedProc
 def test_the_users_interface_is_kept(vc: Cluster) -> None:
     users = ["env", "GLOO_SOCKET_IFNAME=eth0", "NCCL_SOCKET_IFNAME=^docker"]
     found = explained(vc, "openmpi4", [1, 1], *users)
-    assert set(found["settings"]) == {"OMP_NUM_THREADS"}
+    assert set(found["settings"]) == {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 def bare_python(vc: Cluster) -> list[str]:

@@ -131,7 +131,7 @@ def _print_tables(facts: dict[str, Any]) -> None:
         ),
         ("backend", f"{facts['backend']['name']} ({facts['backend']['why']})"),
         *(("ignored", f"{', '.join(ignored['variables'])}: {ignored['why']}") for ignored in facts["ignored"]),
-        *[("site", facts["site"] + ": the profile of jobscript --site")] * bool(facts["site"]),
+        *[("site", facts["site"] + ": as the job script says (RUNNER_SITE)")] * bool(facts["site"]),
         ("versions", ", ".join(f"{name} {version or 'none'}" for name, version in facts["versions"].items())),
         *[("not with it", "; ".join(facts["not_with_it"]))] * bool(facts["not_with_it"]),
         ("sets", " ".join(map(_setting, facts["settings"].items())) or "nothing: you have set all of it"),

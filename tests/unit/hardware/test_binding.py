@@ -122,6 +122,33 @@ def test_ranks_on_one_core_get_what_the_job_may_use(tmp_path: Path) -> None:
     assert bound([*ranks("0", 2, system, allowed="0-7"), third]) == ["0-1", "2-3", ""]
 
 
+def test_crowded_ranks_get_cores_that_no_other_has(tmp_path: Path) -> None:
+    system = tree(tmp_path, 8, nodes=2, caches=2)
+    first, *rest = ranks("0", 4, system, alone=False, allowed="0-7")
+    by_turns = [replace(own, cores=str(n % 2)) for n, own in enumerate([first, *rest])]
+    assert bound(by_turns) == ["0-1", "2-3", "4-5", "6-7"]
+    confined = [replace(own, allowed="0-7" if n % 2 else "0-1,4-5") for n, own in enumerate(by_turns)]
+    found = [cores_of(text) for text in bound(confined) if text]
+    assert all(not one & other for one, other in itertools.combinations(found, 2))
+
+
+def test_a_group_is_left_alone_if_a_rank_may_not_use_its_cores(tmp_path: Path) -> None:
+    first, second = ranks("0-5", 2, tree(tmp_path, 8, nodes=2, caches=2))
+    assert bound([first, replace(second, cores="4-7", allowed="4-7")]) == ["", ""]
+
+
+def test_a_reserved_core_leaves_the_others_in_their_package(tmp_path: Path) -> None:
+    system = tree(tmp_path, 32, packages=2, nodes=2, caches=2)
+    assert bound(ranks("0-30", 2, system)) == ["0-14", "16-30"]
+    assert bound(ranks("1-31", 4, system)) == ["1-7", "8-14", "16-22", "23-29"]
+
+
+def test_ranks_whose_gpus_are_in_one_package_divide_its_cores(tmp_path: Path) -> None:
+    system = tree(tmp_path, 64, packages=2, nodes=8, caches=8)
+    assert bound(ranks("0-63", 2, system, gpus=["40-47", "40-47"]), on_gpus=True) == ["32-47", "48-63"]
+    assert bound(ranks("0-63", 2, system, gpus=["40-47", ""]), on_gpus=True) == ["32-63", "0-31"]
+
+
 def test_whole_cores_come_before_hyperthreads(tmp_path: Path) -> None:
     system = tree(tmp_path, 4, nodes=1, caches=1, threads=2)
     assert bound(ranks("0-7", 4, system)) == ["0,4", "1,5", "2,6", "3,7"]

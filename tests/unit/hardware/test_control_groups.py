@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.hardware.control_groups import control_groups, cpu_quota
+from runner.hardware.control_groups import confined_to_cores, control_groups, cpu_quota
 
 
 def process(folder: Path, groups: str, mounts: list[tuple[str, str, str]], files: dict[str, str]) -> Path:
@@ -71,3 +71,19 @@ def test_the_folders_end_at_the_mount(tmp_path: Path) -> None:
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "is_confined"),
+    [
+        ("5:cpuset:/job\n", {"cpuset/cpuset.effective_cpus": "0-7\n", "cpuset/job/cpuset.effective_cpus": "0-3\n"}, True),
+        ("5:cpuset:/job\n", {"cpuset/cpuset.effective_cpus": "0-7\n", "cpuset/job/cpuset.effective_cpus": "0-7\n"}, False),
+        ("0::/job\n", {"unified/cpuset.cpus.effective": "0-7\n", "unified/job/cpuset.cpus.effective": "2\n"}, True),
+        ("0::/job\n", {"unified/cpuset.cpus.effective": "0-7\n"}, False),
+        ("0::/\n", {}, False),
+    ],
+)  # fmt: skip
+def test_a_group_with_fewer_cores_than_the_host(
+    groups: str, files: dict[str, str], is_confined: bool, tmp_path: Path
+) -> None:
+    assert confined_to_cores(process(tmp_path, groups, [*V1, *V2], files)) == is_confined
