@@ -67,16 +67,19 @@ def parse_request(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.site = site
     options.modules = [*site.modules, *options.modules]
-    options.directives = [*site.directives, *options.directives]
+    options.directives = [*map(_directive, site.directives), *options.directives]
     starter = site.mpi or SCHEDULERS[site.scheduler].starters[0]
-    if site.launch and (options.scheduler, options.mpi or starter) != (site.scheduler, starter):
+    if options.scheduler != site.scheduler or (site.launch and (options.mpi or starter) != starter):
         raise UsageError(
-            f"--site {site.name}: its options are {starter}'s", fix="leave --mpi, --scheduler or --site out"
+            f"--site {site.name}: its options are for {site.scheduler} and {starter}",
+            fix="leave --mpi, --scheduler or --site out",
         )
-    shape = options.gpus_per_node[1], options.ranks_per_node or options.gpus_per_node[1]
-    if site.whole_nodes and shape != (site.gpus_per_node, site.gpus_per_node):
+    gpus, wanted = options.gpus_per_node[1], (site.gpus_per_node, site.gpus_per_node, site.cores_per_rank)
+    shape = gpus, options.ranks_per_node or gpus, options.cores_per_rank
+    if site.whole_nodes and shape != wanted:
+        texts = ["{} GPUs, {} ranks per node and {} cores per rank".format(*one) for one in (wanted, shape)]
         raise UsageError(
-            f"--site {site.name}: its binding is for {site.gpus_per_node} GPUs and ranks per node, and not for {shape[0]} and {shape[1]}",
+            f"--site {site.name}: its binding is for {texts[0]}, and not for {texts[1]}",
             fix="take whole nodes, or leave --site out",
         )
     return options
@@ -217,7 +220,7 @@ def _submit(name: str, text: str, environment: Mapping[str, str]) -> str:
 def _gpus(text: str) -> tuple[str, int]:
     """Return (type or "", number) of ``[TYPE:]N``."""
     match = re.fullmatch(r"(?:([\w.+-]+):)?(\d+)", text)
-    if match is None or int(match[2]) < 1:
+    if match is None or (match[1] and int(match[2]) < 1):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs; for example 4 or h200:4")
     return match[1] or "", int(match[2])
 

@@ -6,6 +6,7 @@ Other packages add sites by an entry point ``runner.sites``, which names the pat
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
@@ -15,6 +16,9 @@ from typing import Any
 from runner.base.errors import UsageError
 from runner.base.extensions import extensions, load_extension
 from runner.base.settings import read_toml
+from runner.hardware.devices import DEVICES
+from runner.launch.commands import PALS
+from runner.tools.jobscript.request import SCHEDULERS
 
 _OWN = Path(__file__).with_name("sites")
 
@@ -91,7 +95,7 @@ def read_site(name: str, file: Path) -> Site:
     """Read a profile.
 
     Raises:
-        UsageError: it cannot be read, has an unknown key, lacks one, or has a value of another type.
+        UsageError: it cannot be read, has an unknown key, lacks one, or has a value that cannot be.
     """
     entries = read_toml(file, f"--site {name}")
     known = {each.name: each for each in fields(Site) if each.name != "name"}
@@ -104,10 +108,36 @@ def read_site(name: str, file: Path) -> Site:
         kind = {"Sequence[str]": list, "Mapping[str, str]": dict, "int": int, "bool": bool, "date": date}.get(
             str(known[key].type), str
         )
-        texts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+        texts = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ()
         if type(value) is not kind or not all(isinstance(text, str) for text in texts):
             raise UsageError(f"--site {name}: {file}: {key} = {value!r} is no {kind.__name__}", fix="correct the file")
+        if not all(text.isprintable() for text in (*texts, value) if isinstance(text, str)):
+            raise UsageError(f"--site {name}: {file}: {key} has a text of several lines", fix="write one line")
     try:
-        return Site(name=name, **entries)
+        site = Site(name=name, **entries)
     except TypeError as error:
         raise UsageError(f"--site {name}: {file} is not complete: {error}", fix="add what is missing") from None
+    if wrong := _wrong_in(site):
+        raise UsageError(f"--site {name}: {file}: {wrong}", fix="correct the file")
+    return site
+
+
+def _wrong_in(site: Site) -> str:
+    """Say which value of a profile cannot be; "" if all can."""
+    words = [site.queue or "", site.gpu_type, *site.modules, *site.variables]
+    if site.scheduler not in SCHEDULERS:
+        return f"scheduler = {site.scheduler!r} is none of {', '.join(SCHEDULERS)}"
+    starters = SCHEDULERS[site.scheduler].starters
+    if site.mpi not in (None, *starters):
+        return f"mpi = {site.mpi!r} is none of {', '.join(starters)}"
+    if site.launch and (site.mpi or starters[0]) not in ("srun", PALS):
+        return f"launch is for srun and PALS' mpiexec, and not for {site.mpi or starters[0]}"
+    if site.cores_per_rank < 1 or site.gpus_per_node < 0:
+        return f"cores_per_rank = {site.cores_per_rank} and gpus_per_node = {site.gpus_per_node} are too small"
+    if site.device not in DEVICES:
+        return f"device = {site.device!r} is none of {', '.join(DEVICES)}"
+    if unfit := [word for word in words if len(word.split()) > 1]:
+        return f"{unfit[0]!r} is not one word"
+    if unfit := [name for name in site.variables if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name)]:
+        return f"{unfit[0]!r} is no variable's name"
+    return ""

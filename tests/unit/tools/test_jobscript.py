@@ -232,14 +232,28 @@ def test_options_override_a_sites(tmp_path: Path) -> None:
     assert "--gpus-per-node=2\n" in text
     assert "--partition=gpusmall\n" in text
     assert text.index("load pytorch") < text.index("load mine")
+    with redirect_stdout(io.StringIO()) as printed:
+        write_job_script(JOB, ["--site", "csc", "--gpus-per-node", "0", "workloads.linear"])
+    assert "--gpus-per-node" not in printed.getvalue()
+    assert "--device" not in printed.getvalue()
+
+
+def test_a_script_says_which_of_a_sites_options_a_tool_does_not_use() -> None:
+    with redirect_stdout(io.StringIO()) as printed:
+        write_job_script(JOB, ["--site", "lumi", "smoke"])
+    assert "# smoke starts its ranks itself, without the site's --cpu-bind=mask_cpu:" in printed.getvalue()
 
 
 def test_sites_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refused(["--site", "lumy", "workloads.linear"], "--site lumy: there is no such profile")
     refused(
         ["--site", "lumi", "--gpus-per-node", "2", "workloads.linear"],
-        "its binding is for 8 GPUs and ranks per node, and not for 2 and 2",
+        "for 8 GPUs, 8 ranks per node and 7 cores per rank, and not for 2 GPUs, 2 ranks per node and 7 cores",
     )
+    refused(
+        ["--site", "lumi", "--cores-per-rank", "3", "workloads.linear"], "and not for 8 GPUs, 8 ranks per node and 3"
+    )
+    refused(["--site", "csc", "--scheduler", "pbs", "workloads.linear"], "its options are for slurm and srun")
     file = tmp_path / "mine.toml"
     whole = 'title = "t"\npage = "p"\nread = 2026-11-29\nscheduler = "slurm"\n'
     file.write_text(whole)
@@ -250,10 +264,20 @@ def test_sites_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         "modules = [3]": "modules = [3] is no list",
         "gpus_per_node = true": "gpus_per_node = True is no int",
         "a = ": "Invalid",
+        'mpi = "lam"': "mpi = 'lam' is none of srun, ",
+        'mpi = "openmpi"\nlaunch = ["--x"]': "launch is for srun and PALS' mpiexec, and not for openmpi",
+        "cores_per_rank = 0": "cores_per_rank = 0 and gpus_per_node = 0 are too small",
+        'device = "gpu"': "device = 'gpu' is none of auto, cpu, cuda, xpu",
+        'queue = "a b"': "'a b' is not one word",
+        'note = "a\\necho x"': "note has a text of several lines",
+        'variables = {"A-B" = "1"}': "'A-B' is no variable's name",
     }.items():
         file.write_text(whole + more + "\n")
         with pytest.raises(UsageError, match=re.escape(told.partition(";")[0])):
             read_site("mine", file)
+    file.write_text(whole.replace("slurm", "slurmm"))
+    with pytest.raises(UsageError, match="scheduler = 'slurmm' is none of slurm, pbs, lsf"):
+        read_site("mine", file)
     file.write_text('title = "t"\n')
     with pytest.raises(UsageError, match="is not complete"):
         read_site("mine", file)
