@@ -90,7 +90,7 @@ def slow_choice(network: NcclNetwork, fast: Sequence[str]) -> str:
     """Why NCCL's choice is slower than this host allows, and what to do; "" if it is not."""
     if network.name != "Socket" or not fast:
         return ""
-    slingshot = any(name.startswith(("hsn", "cxi")) for name in fast)
+    slingshot = any(name.startswith(("hsn", "cxi", "efa")) for name in fast)
     fix = (
         "load the site's aws-ofi-nccl or aws-ofi-rccl plugin, so that libnccl-net.so is on LD_LIBRARY_PATH, and see its guide"
         if slingshot

@@ -9,7 +9,22 @@ from pathlib import Path
 
 # Where sites put a job's part of a node's own disk; the first that is set. (Slurm's job_container, CSC, PBS, and anybody's.)
 FOLDERS = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
-SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "panfs", "afs", "pvfs2", "wekafs")
+SHARED = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "panfs",
+    "afs",
+    "pvfs2",
+    "wekafs",
+    "smb3",
+    "dvs",
+    "fuse.glusterfs",
+)
 
 
 def disk_of(environment: Mapping[str, str]) -> Path:
@@ -23,7 +38,7 @@ def file_system(path: Path) -> str:
     """Return the kind of the file system on which an existing path is (man 5 proc, mountinfo); "" if Linux does not tell."""
     kinds: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for fields in map(str.split, Path("/proc/self/mountinfo").read_text().splitlines()):
+        for fields in map(str.split, Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()):
             kinds[fields[4].replace("\\040", " ")] = fields[fields.index("-", 6) + 1]
     real = Path(os.path.realpath(path))
     above = [point for point in kinds if real.is_relative_to(point)]

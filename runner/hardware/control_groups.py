@@ -26,7 +26,7 @@ def control_groups(controller: str, process: Path = _PROCESS) -> list[Path]:
     """
     try:
         groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+        mounts = [line.split() for line in (process / "mountinfo").read_text(errors="surrogateescape").splitlines()]
     except OSError:
         return []
     found: list[Path] = []

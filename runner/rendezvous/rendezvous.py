@@ -107,13 +107,14 @@ def rendezvous(
     way: RendezvousMethod,
     timeout: float = 300.0,
     policy: Policy = Policy.STRICT,
+    keeps_socket: bool = False,
 ) -> Rendezvous:
     """Exchange the records of all ranks, and agree on an endpoint that rank 0 holds.
 
     Args:
         timeout: seconds until all ranks must have met.
-        policy: for a diagnostic tool, another way is tried where MPI proves to be another launcher's; and under torchrun,
-            which serves the store, rank 0's own socket stays open for the tool.
+        policy: for a diagnostic tool, another way is tried where MPI proves to be another launcher's.
+        keeps_socket: whether rank 0's own socket stays open under torchrun, which serves the store.
 
     Raises:
         RendezvousError: the ranks could not meet.
@@ -137,7 +138,7 @@ def rendezvous(
     else:
         records, endpoint = _SOCKET_WAYS[way.name](context, own, timeout)
     if context.has_fresh_store and context.user_endpoint:
-        endpoint = _launchers_endpoint(context, context.user_endpoint, endpoint, policy)
+        endpoint = _launchers_endpoint(context, context.user_endpoint, endpoint, keeps_socket=keeps_socket)
     if len(records.of_field("host_key")[0]) > 1 and is_loopback(endpoint.interface):
         if endpoint.way == "file":
             _refuse_networks_of_one_host(records)
@@ -161,10 +162,12 @@ def _refuse_networks_of_one_host(records: Records) -> None:
     )
 
 
-def _launchers_endpoint(context: LaunchContext, store: tuple[str, int], own: Endpoint, policy: Policy) -> Endpoint:
+def _launchers_endpoint(
+    context: LaunchContext, store: tuple[str, int], own: Endpoint, *, keeps_socket: bool
+) -> Endpoint:
     """The endpoint of the store that the launcher (torchrun) serves already."""
     host, port = store
-    if own.listener is not None and policy is Policy.STRICT:
+    if own.listener is not None and not keeps_socket:
         own.listener.close()
         own = replace(own, listener=None)
     return replace(

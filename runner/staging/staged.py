@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -57,10 +58,11 @@ class StagedCopies:
         try:
             show_copies([(held.copy, held.path) for held in self._held])
         except OSError as error:
-            self.said.append(
-                f"this host allows no mounts ({error.strerror}), so only Python's modules are taken from the copies"
-            )
-            sys.path[:] = map(self._moved, sys.path)
+            why = "no more user namespaces" if error.errno == errno.ENOSPC else error.strerror
+            self.said.append(f"this host allows no mounts ({why}), so only Python's modules are taken from the copies")
+            # Behind a copy its source, for links that lead out of it.
+            sys.path[:] = dict.fromkeys(path for folder in sys.path for path in (self._moved(folder), folder))
+            sys.dont_write_bytecode = True  # a copy stays as it is
         importlib.invalidate_caches()
 
     def _moved(self, folder: str) -> str:

@@ -18,7 +18,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ from runner.launch.launchers import SCHEDULER_JOBS
 from runner.staging.tree import Copy, Entry, digest_of, entries_of, missing_in, remove, top_of
 
 _IN_MEMORY = ("tmpfs", "ramfs")
+_AWAITED_SECONDS = (
+    24 * 3600.0
+)  # that a copy which `stage` has sent waits for the first run to use it, outside of a scheduler's job
 _MAKING_SECONDS = 1800.0  # another process on this host that makes the same copy is waited for
 
 
@@ -52,8 +55,8 @@ def source_of(path: Path) -> Path:
     """
     try:
         found = path.resolve(strict=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be staged: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # Python before 3.13: a loop of links
+        raise UsageError(f"{path} cannot be staged: {getattr(error, 'strerror', None) or error}") from None
     if Path.cwd().is_relative_to(found):
         raise UsageError(
             f"{path} cannot be staged: the job works in it, and a copy is not written to", fix="name folders below it"
@@ -125,16 +128,18 @@ def hold(
             keep = keep or any(_about(older).get("keep") for older in _copies(slot))
         said = _about(copy) or {"path": str(source), "time": time.time()}
         said |= {
+            "time": time.time() if sent else said.get("time", 0.0),
+            "used": False if sent else said.get("used", False),
             "job": job or said.get("job", ""),
             "keep": keep or said.get("keep", False),
             "sent": sent or said.get("sent", False),
         }
         if is_new:
-            _make(slot, copy, entries, fill, about=json.dumps(said))
+            _make(slot, copy, entries, fill, said)
         else:
-            if not is_whole(copy):  # something has cleaned up here
+            if not is_whole(copy):  # something has cleaned up here, or written
                 _write(Copy(copy, entries, None, missing := missing_in(entries, copy), repairs=True), missing, fill)
-            _about_file(copy).write_text(json.dumps(said))
+            _say(copy, said)
         for older in _copies(slot):
             if older != copy:
                 _remove_if_unused(older)
@@ -147,13 +152,15 @@ def find_sent(folder: Path, source: Path, *, job: str) -> tuple[Held, float] | N
     Its files are not compared with the source, which would take as long as the imports that it saves: only the folders near the top
     are, in which installations leave a trace.
     """
-    for copy in _copies(_slot(folder, source)):
-        said = _about(copy)
-        if said.get("sent") and (said.get("keep") or said.get("job") == job):
-            lock = _shared(copy)
-            if is_whole(copy) and top_of(copy) == top_of(source):
-                return Held(path=source, copy=copy, is_new=False, lock=lock), time.time() - float(said["time"])
-            os.close(lock)
+    copy = _newest(_copies(_slot(folder, source)))  # an older one is there only as long as it is used
+    said = _about(copy) if copy else {}
+    if copy is None or not said.get("sent") or not (said.get("keep") or said.get("job") == job):
+        return None
+    lock = _shared(copy)
+    if is_whole(copy) and top_of(copy) == top_of(source):
+        _say(copy, said | {"used": True})
+        return Held(path=source, copy=copy, is_new=False, lock=lock), time.time() - float(said["time"])
+    os.close(lock)
     return None
 
 
@@ -168,7 +175,9 @@ def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
     for slot in folder.iterdir():
         for copy in _copies(slot):
             said = _about(copy)
-            stays = keep and (said.get("keep") or (job and said.get("job") == job))
+            is_awaited = said.get("sent") and not said.get("used") and not said.get("job")
+            is_young = time.time() - float(said.get("time", 0.0)) < _AWAITED_SECONDS
+            stays = keep and (said.get("keep") or (job and said.get("job") == job) or (is_awaited and is_young))
             if not stays and _remove_if_unused(copy):
                 removed.append(Path(str(said.get("path"))))
         with contextlib.suppress(OSError), open(slot / "making.lock", "a") as lock:
@@ -178,9 +187,24 @@ def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
 
 
 def _make(
-    slot: Path, copy: Path, entries: Sequence[Entry], fill: Callable[[Copy, Sequence[int]], None], about: str
+    slot: Path,
+    copy: Path,
+    entries: Sequence[Entry],
+    fill: Callable[[Copy, Sequence[int]], None],
+    said: Mapping[str, Any],
 ) -> None:
-    old = max(_copies(slot), key=lambda one: float(_about(one).get("time", 0.0)), default=None)
+    with _used(_newest(one for one in _copies(slot) if one != copy)) as old:
+        _make_from(old, slot, copy, entries, fill, said)
+
+
+def _make_from(
+    old: Path | None,
+    slot: Path,
+    copy: Path,
+    entries: Sequence[Entry],
+    fill: Callable[[Copy, Sequence[int]], None],
+    said: Mapping[str, Any],
+) -> None:
     missing = missing_in(entries, old)
     _refuse_without_room(slot, sum(entries[number].size for number in missing), len(entries))
     partial = copy.with_suffix(".partial")
@@ -189,7 +213,7 @@ def _make(
     _remove_partial(slot)
     try:
         _write(Copy(partial, entries, old, missing), missing, fill)
-        _about_file(copy).write_text(about)  # first: a copy without it would never be removed
+        _say(copy, said)  # first: a copy without it would never be removed
         partial.rename(copy)
     except BaseException:
         remove(partial)
@@ -219,10 +243,12 @@ def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
 
 def _slot(folder: Path, source: Path) -> Path:
     if folder.resolve().is_relative_to(source):
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is new
         raise UsageError(
             f"{source} cannot be staged: the copies are in it, in {folder}", fix="name another folder with --to"
         )
-    return folder / f"{source.name}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
+    return folder / f"{source.name[:40]}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
 
 
 def _copies(slot: Path) -> list[Path]:
@@ -246,8 +272,32 @@ def _about(copy: Path) -> dict[str, Any]:
     """Who made a copy; empty if nobody has, or it is being removed."""
     try:
         return dict(json.loads(_about_file(copy).read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}
+
+
+def _say(copy: Path, said: Mapping[str, Any]) -> None:
+    """Write who made a copy, in one step."""
+    new = copy.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(said))
+    new.replace(_about_file(copy))
+
+
+def _newest(copies: Iterable[Path]) -> Path | None:
+    return max(copies, key=lambda one: float(_about(one).get("time", 0.0)), default=None)
+
+
+@contextlib.contextmanager
+def _used(copy: Path | None) -> Iterator[Path | None]:
+    """Mark a copy as used for as long as the block takes; None if it is being removed."""
+    if copy is None:
+        yield None
+        return
+    lock = _shared(copy)
+    try:
+        yield copy if _about(copy) else None
+    finally:
+        os.close(lock)
 
 
 def _shared(copy: Path) -> int:
@@ -280,6 +330,11 @@ def _remove_partial(slot: Path) -> None:
     """Remove what processes that were killed have left of copies. The caller holds the slot's lock."""
     for partial in slot.glob("*.partial"):
         remove(partial)
+    for path in slot.glob("*.lock"):
+        with contextlib.suppress(OSError), open(path, "a") as lock:
+            if path.name != "making.lock" and not _about(path.with_suffix("")):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _lock_file(copy: Path) -> Path:

@@ -147,6 +147,10 @@ class Copy:
         self._file, self._open = -1, -1  # the entry that is being written, and its descriptor
         self._missing = set(missing)
         with _writing(top):
+            for added in (
+                {entry.path for entry in entries_of(top)} - {entry.path for entry in entries} if repairs else ()
+            ):
+                remove(top / added)
             for number, entry in enumerate(entries):
                 if stat.S_ISDIR(entry.mode):
                     (top / entry.path).mkdir(mode=0o700, exist_ok=repairs)
@@ -228,7 +232,8 @@ def _entry(top: Path, name: str) -> Entry:
     if not (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode) or link):
         raise UsageError(f"{path} cannot be staged: it is neither file, folder nor link", fix="name what is beside it")
     size = state.st_size if stat.S_ISREG(state.st_mode) else 0
-    return Entry(name, state.st_mode, size, 0 if link else state.st_mtime_ns, link)
+    mode = state.st_mode & ~(stat.S_ISUID | stat.S_ISGID)  # a copy has another owner
+    return Entry(name, mode, size, 0 if link else state.st_mtime_ns, link)
 
 
 def _is_same(entry: Entry, copy: Path) -> bool:
@@ -261,7 +266,8 @@ def _read(top: Path, entries: Sequence[Entry], parts: Sequence[Part]) -> FilePie
         entry = entries[part.entry]
         path = top / entry.path
         try:
-            with open(path, "rb", buffering=0) as file:
+            # What has become a pipe does not hold this thread, and is of another size or time.
+            with open(path, "rb", buffering=0, opener=_open_at_once) as file:
                 left = part.length
                 while left and (read := os.pread(file.fileno(), left, part.offset + part.length - left)):
                     content += read
@@ -272,6 +278,10 @@ def _read(top: Path, entries: Sequence[Entry], parts: Sequence[Part]) -> FilePie
         if left or (state.st_size, state.st_mtime_ns) != (entry.size, entry.time):
             raise UsageError(f"{path} has changed while it was copied", fix="stage it when nothing writes there")
     return FilePiece(parts, bytes(content))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 @contextlib.contextmanager

@@ -142,12 +142,15 @@ class Launch:
                 print(f"runner: {socket.gethostname()}: {line}", file=sys.stderr)
 
     def end(self) -> None:
-        """Remove what was staged for this launch only. Called in the agent, after all other processes' end."""
-        if not self.is_refused and self._request.job.stage:
-            from runner.staging.staged import remove_unused
+        """Remove what was staged for this launch only, or only in part. Called in the agent, after all other processes' end."""
+        if self.is_refused or not (self._request.job.stage or self._request.tool == "stage"):
+            return
+        from runner.staging.staged import remove_unused
+        from runner.tools.stage.stage import parse_request
 
-            with contextlib.suppress(UsageError, OSError):
-                remove_unused(self._request.job.stage_to, os.environ)
+        with contextlib.suppress(UsageError, OSError, SystemExit):
+            asked = self._request
+            remove_unused(asked.job.stage_to if asked.job.stage else parse_request(asked.arguments).to, os.environ)
 
     def import_per_rank(self, why: str) -> None:
         """Each rank imports torch by itself."""
@@ -180,9 +183,8 @@ class Launch:
         policy = Policy.DIAGNOSTIC if tool.examines else Policy.STRICT
         target, record = described(request, self._stage_problem or self._target, context, lifeline.port)
         lifeline.tell(Seeks())
-        result = rendezvous(
-            context, record, way=way, timeout=asked.timeout + (STAGING_SECONDS if asked.stage else 0), policy=policy
-        )
+        timeout = asked.timeout + (STAGING_SECONDS if asked.stage else 0)
+        result = rendezvous(context, record, way=way, timeout=timeout, policy=policy, keeps_socket=tool.has_channel)
         topology = compare_ranks(result.records, policy)
         lifeline.tell(Met(guards_address(context, result)))
         # A tool that works alone may be started anywhere, also where a job's GPUs are not.

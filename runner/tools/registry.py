@@ -23,6 +23,7 @@ class Tool:
     needs_rendezvous: bool = True  # False: it runs in one process, whatever a launcher's variables say
     needs_torch: bool = False  # on each rank: imported once per host
     shows_training: bool = False  # it shows what a workload would get
+    has_channel: bool = False  # its ranks exchange messages by rank 0's socket
     examines: bool = False  # it accepts ranks that do not fit together, and reports what is wrong
 
 
@@ -31,13 +32,13 @@ TOOLS = {
     "bench": Tool("benchmark the collectives of each backend", needs_torch=True),
     "checkpoint": Tool("list, verify and export checkpoints", needs_rendezvous=False),
     "compare": Tool("compare how fast backends and layouts train a workload", needs_torch=True),
-    "doctor": Tool("check this cluster: hosts, network, GPUs, versions", examines=True),
+    "doctor": Tool("check this cluster: hosts, network, GPUs, versions", has_channel=True, examines=True),
     "plan": Tool("list the layouts that fit the GPUs' memory", needs_rendezvous=False),
     "jobscript": Tool("write a job script for Slurm, PBS or LSF, or submit it", needs_rendezvous=False),
     "scale": Tool("measure strong and weak scaling", needs_rendezvous=False),
     "smoke": Tool("test this installation with three short jobs", needs_rendezvous=False),
     "report": Tool("write a page about a run, or several: curves, ranks, failures", needs_rendezvous=False),
-    "stage": Tool("send environments and data to each host's own disk"),
+    "stage": Tool("send environments and data to each host's own disk", has_channel=True),
     "supervise": Tool("restart a job after failures that a restart can fix", needs_rendezvous=False),
     "top": Tool("show the ranks of a running job, live", needs_rendezvous=False),
 }

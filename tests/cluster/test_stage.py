@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.launchers import LAUNCHERS
+from tests.cluster.launchers import LAUNCHERS, openmpi5_command
 from tests.cluster.virtual import cluster
 from tests.launching import RUNNER, ok, own_lines, path_of
 
@@ -53,3 +54,19 @@ def test_a_host_without_room_ends_the_job_in_one_line(source: Path) -> None:
         (line,) = own_lines(done)
         assert "host node2: a copy takes 9.6 MiB, and in /dev/shm/torch-mpi-runner-0 there are" in line
         assert done.returncode != 0
+
+
+def test_two_jobs_send_the_same_path_along_the_hosts_in_opposite_order(source: Path) -> None:
+    """The hosts' locks are taken in one order."""
+    with cluster(2, slurm=False) as vc:
+        ahead = openmpi5_command(vc, (1, 1), [*RUNNER, "stage", "--keep", f"--to={DISK}", str(source)])
+        at = ahead.index("--host") + 1
+        back = [*ahead[:at], ",".join(reversed(ahead[at].split(","))), *ahead[at + 1 :]]
+        assert back != ahead
+        for number in range(20_000):  # which take a while to link from the older copy
+            (source / "deep" / str(number)).touch()
+        ok(vc.run("node1", ahead))
+        (source / "data").write_bytes(os.urandom(9 << 20))
+        with ThreadPoolExecutor(2) as pool:
+            for job in [pool.submit(vc.run, "node1", command) for command in (ahead, back)]:
+                assert ok(job.result()).stdout.count("9.0 MiB in 20304 entries") == 2

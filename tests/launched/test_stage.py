@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import RUNNER, mpirun, ok, own_lines, path_of, run, under_mpirun
+from tests.launching import RUNNER, finish, mpirun, ok, own_lines, path_of, run, start, torchrun, under_mpirun
 from tests.polling import LIMIT, poll_until
 
 PROGRAM = path_of("reads_what_is_staged")
@@ -97,6 +98,23 @@ def test_a_second_step_finds_what_the_first_has_sent(source: Path) -> None:
     assert copies(source), "the job may have a third step"
     ok(mpirun(1, *RUNNER, "stage", f"--to={source.parent / 'disk'}", "--remove"))
     assert not copies(source)
+
+
+def test_torchruns_ranks_stage_too(source: Path) -> None:
+    """Its own store serves the ranks, and not the runner's."""
+    done = ok(torchrun(2, "-m", "runner", "stage", f"--to={source.parent / 'disk'}", str(source)))
+    assert done.stdout.count("1.0 MiB copied") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_what_is_interrupted(source: Path, number: signal.Signals) -> None:
+    for index in range(20_000):
+        (source / str(index)).touch()
+    job = start(*under_mpirun(2, *RUNNER, "stage", f"--to={source.parent / 'disk'}", str(source)))
+    poll_until(lambda: copies(source), LIMIT, "the copy is being made")
+    job.send_signal(number)
+    assert finish(job, LIMIT).returncode != 0
+    poll_until(lambda: not copies(source), LIMIT, "what there was of the copy is removed")
 
 
 @NEEDS_ROOT

@@ -67,11 +67,7 @@ def doctor(job: Job, argv: list[str]) -> None:
     parser = Parser(prog="python -m runner doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument(
-        "--only",
-        type=_named,
-        default=CHECKS,
-        metavar="NAME,…",
-        help="run these checks only, e.g. --only 'reach,working folder'",
+        "--only", type=_named, metavar="NAME,…", help="run these checks only, e.g. --only 'reach,working folder'"
     )
     parser.add_argument(
         "--fabric",
@@ -79,6 +75,8 @@ def doctor(job: Job, argv: list[str]) -> None:
         help="find the network by which NCCL, gloo and MPI send between hosts, and nothing else",
     )
     options = parser.parse_args(argv)
+    if options.fabric and options.only:
+        parser.error("--fabric is a check of its own; leave --only out")
     start = time.monotonic()
     first = job.topology.records[0]
     found: list[tuple[Check, Verdict]] = []
@@ -86,7 +84,7 @@ def doctor(job: Job, argv: list[str]) -> None:
         with ExitStack() as stack:
             if options.json:
                 stack.enter_context(libraries_print_on_stderr())
-            checks = options.only
+            checks = options.only or CHECKS
             if options.fabric:
                 log = fabric_checks.fabric_by(stack.enter_context(nccl_log()))
                 checks = (*_named("allreduce"), Check(name="fabric", function=log, within=30.0, after=("allreduce",)))
@@ -96,6 +94,8 @@ def doctor(job: Job, argv: list[str]) -> None:
                 verdict = examine(check, job, channel)
                 if verdict is not None:
                     found.append((check, verdict))
+        if options.fabric:  # the others that it needs are told if they fail
+            found = [(check, verdict) for check, verdict in found if check.name == "fabric" or verdict.status == "fail"]
         if job.rank == 0:
             show_progress("")
             report = _report(job, found, time.monotonic() - start)

@@ -71,7 +71,7 @@ def _fabric(log: Path | None, job: Job, team: Team) -> Verdict:
 
 
 def _is_tcp(devices: list[str]) -> bool:
-    return bool(devices) and all(device.endswith("(TCP)") for device in devices)
+    return any(device.endswith("(TCP)") for device in devices)
 
 
 def _by_torch(job: Job) -> Callable[[], object]:

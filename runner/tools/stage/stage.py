@@ -5,14 +5,16 @@
     srun --ntasks-per-node=1 python -m runner stage --remove
 
 One host reads the files and sends them to the next, and so on; one rank per host is enough. The ranks of the second line find the copies at
-the same path. A later `stage` sends only files that have changed. Copies stay for the scheduler's job, or until the next run that uses them
-has ended; with --keep until --remove.
+the same path. A later `stage` sends only files that have changed. Copies stay for the scheduler's job. Outside of one they stay until a run
+that uses them has ended, at most a day; with --keep until --remove.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -39,21 +41,11 @@ def stage(job: Job, argv: list[str]) -> None:
     Raises:
         UsageError: a path cannot be staged on some host.
     """
-    parser = Parser(prog="python -m runner stage", description=__doc__)
-    parser.add_argument("paths", nargs="*", type=nonempty_path, metavar="PATH", help="folder or file")
-    parser.add_argument(
-        "--to",
-        type=nonempty_path,
-        metavar="DIR",
-        help="folder of the host's own disk (default: SLURM_TMPDIR, LOCAL_SCRATCH, PBS_JOBFS or TMPDIR, else /tmp)",
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the copies for later jobs, until --remove")
-    parser.add_argument("--remove", action="store_true", help="remove all copies on these hosts that nobody uses")
-    given = parser.parse_args(argv)
-    if bool(given.paths) == given.remove:
-        parser.error("name what to send, or --remove")
+    given = parse_request(argv)
     hosts = job.topology.hosts
-    index = job.topology.host_index(job.rank)
+    # By name, so that two jobs which send the same path take the locks of common hosts in one order.
+    order = sorted(range(len(hosts)), key=lambda n: (hosts[n].name, hosts[n].ranks))
+    index = order.index(job.topology.host_index(job.rank))
     leads = job.local_rank == 0
     first = job.topology.records[0]
     with ExitStack() as stack:
@@ -71,7 +63,7 @@ def stage(job: Job, argv: list[str]) -> None:
                 if given.remove:
                     result |= _remove(given)
                 else:
-                    above = everybody[hosts[index - 1].ranks[0]]
+                    above = everybody[hosts[order[index - 1]].ranks[0]]
                     before = reach(above, key, job.rank, _MEETING_SECONDS) if index else None
                     behind = accept(listener, key, _MEETING_SECONDS) if listener else None
                     result |= _send(given, before, behind, shows=job.rank == 0)
@@ -87,6 +79,24 @@ def stage(job: Job, argv: list[str]) -> None:
         results = channel.gather("results", result, _STAGING_SECONDS, to_all=True)
     silent = {"lost": "it has not answered"}
     _report(job, [results[host.ranks[0]] or {"host": host.name, **silent} for host in hosts])
+
+
+def parse_request(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the options of the tool."""
+    parser = Parser(prog="python -m runner stage", description=__doc__)
+    parser.add_argument("paths", nargs="*", type=nonempty_path, metavar="PATH", help="folder or file")
+    parser.add_argument(
+        "--to",
+        type=nonempty_path,
+        metavar="DIR",
+        help="folder of the host's own disk (default: SLURM_TMPDIR, LOCAL_SCRATCH, PBS_JOBFS or TMPDIR, else /tmp)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the copies for later jobs, until --remove")
+    parser.add_argument("--remove", action="store_true", help="remove all copies on these hosts that nobody uses")
+    given = parser.parse_args(argv)
+    if bool(given.paths) == given.remove:
+        parser.error("name what to send, or --remove")
+    return given
 
 
 def _send(given: Any, before: Wire | None, behind: Wire | None, *, shows: bool) -> dict[str, Any]:

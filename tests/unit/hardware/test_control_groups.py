@@ -87,3 +87,10 @@ def test_a_group_with_fewer_cores_than_the_host(
     groups: str, files: dict[str, str], is_confined: bool, tmp_path: Path
 ) -> None:
     assert confined_to_cores(process(tmp_path, groups, [*V1, *V2], files)) == is_confined
+
+
+def test_mounts_of_any_name(tmp_path: Path) -> None:
+    own = process(tmp_path, "0::/a\n", V2, v1("cpu/a", 150_000))
+    with (own / "mountinfo").open("ab") as file:
+        file.write(b"99 22 0:9 / /mnt/b\xff rw - tmpfs none rw\n")
+    assert control_groups("cpu", own)

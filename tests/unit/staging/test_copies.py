@@ -108,6 +108,14 @@ def test_a_file_that_changes_meanwhile_is_told(folder: Path, source: Path, monke
         list(pieces_of(source, entries, numbers))
 
 
+def test_a_file_that_becomes_a_pipe_does_not_hold_the_copy(source: Path) -> None:
+    entries = entries_of(source)
+    (source / "lib" / "a.py").unlink()
+    os.mkfifo(source / "lib" / "a.py")
+    with pytest.raises(UsageError, match=r"a\.py (cannot be staged|has changed)"):
+        list(pieces_of(source, entries, [n for n, entry in enumerate(entries) if entry.is_file]))
+
+
 def test_nothing_is_left_of_a_copy_that_fails(folder: Path, source: Path) -> None:
     def fails(copy: Copy, missing: Sequence[int]) -> None:
         raise UsageError("the disk has burnt")
@@ -115,6 +123,8 @@ def test_nothing_is_left_of_a_copy_that_fails(folder: Path, source: Path) -> Non
     with pytest.raises(UsageError, match="burnt"):
         hold(folder, source, entries_of(source), fails, job="")
     assert [path.name for path in folder.glob("*/*") if path.suffix not in (".lock",)] == []
+    clear(folder, job="")
+    assert [path.name for path in folder.glob("*/*")] == ["making.lock"]
 
 
 def test_what_does_not_fit_is_refused_before_it_is_copied(
@@ -203,12 +213,16 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_staged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="the copies are in it"):
-        held(store_folder(tmp_path, {}), tmp_path)
+        held(made := store_folder(tmp_path, {}), tmp_path)
+    assert not made.exists(), "nothing is left in the user's folder"
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="pipe cannot be staged: it is neither file, folder nor link"):
         entries_of(tmp_path)
     with pytest.raises(UsageError, match="No such file"):
         source_of(tmp_path / "none")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="loop cannot be staged"):
+        source_of(tmp_path / "loop")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="the job works in it"):
         source_of(tmp_path)
@@ -270,3 +284,84 @@ def test_a_process_whose_namespace_is_refused_halfway_stays_the_users(tmp_path: 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "Operation not permitted True\n"
+
+
+def test_the_state_that_was_sent_last_is_used(folder: Path, source: Path) -> None:
+    def send() -> Held:
+        entries = entries_of(source)
+
+        def fill(copy: Copy, missing: Sequence[int]) -> None:
+            for piece in pieces_of(source, entries, missing):
+                copy.write(piece)
+
+        return hold(folder, source, entries, fill, job="J=1", sent=True)
+
+    deep = source / "lib" / "deep" / "er" / "still"
+    deep.parent.parent.chmod(0o755)
+    deep.mkdir(parents=True)
+    states = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        (deep / "b.py").write_text(text)
+        os.utime(deep / "b.py", (0, len(states) % 2))
+        states.append(send())  # each is in use, and none is removed
+        found = find_sent(folder, source, job="J=1")
+        assert found is not None
+        assert (found[0].copy / "lib/deep/er/still/b.py").read_text() == text
+    assert states[0].copy == states[2].copy != states[1].copy
+
+
+def test_what_is_sent_outside_of_a_job_waits_for_its_first_run(
+    folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send() -> None:
+        entries = entries_of(source)
+
+        def fill(copy: Copy, missing: Sequence[int]) -> None:
+            for piece in pieces_of(source, entries, missing):
+                copy.write(piece)
+
+        os.close(hold(folder, source, entries, fill, job="", sent=True).lock)
+
+    send()
+    assert clear(folder, job="") == [], "`stage` of another path"
+    found = find_sent(folder, source, job="")
+    assert found is not None
+    assert clear(folder, job="") == []
+    os.close(found[0].lock)
+    assert clear(folder, job="") == [source]
+    send()
+    monkeypatch.setattr(store, "_AWAITED_SECONDS", 0.0)
+    assert clear(folder, job="") == [source]
+
+
+@pytest.mark.parametrize("text", ["", "1", "[1]", '{"keep": true}'])
+def test_a_damaged_record_is_no_error(folder: Path, source: Path, text: str) -> None:
+    found = held(folder, source, keep=True)
+    os.close(found.lock)
+    found.copy.with_suffix(".json").write_text(text)
+    again = held(folder, source, keep=True)
+    assert contents(again.copy) == contents(source)
+    (source / "run").write_text("changed")
+    assert contents(held(folder, source).copy) == contents(source)
+
+
+def test_what_was_written_into_a_copy_is_removed_from_it(folder: Path, source: Path) -> None:
+    found = held(folder, source, keep=True)
+    (found.copy / "lib" / "__pycache__").mkdir()
+    (found.copy / "lib" / "__pycache__" / "a.pyc").touch()
+    held(folder, source)
+    assert contents(found.copy) == contents(source)
+    assert entries_of(found.copy) == entries_of(source)
+
+
+def test_an_older_copy_stays_while_files_are_taken_from_it(folder: Path, source: Path) -> None:
+    os.close(held(folder, source).lock)
+    (source / "run").write_text("changed")
+    entries = entries_of(source)
+
+    def fill(copy: Copy, missing: Sequence[int]) -> None:
+        assert clear(folder, job="") == []
+        for piece in pieces_of(source, entries, missing):
+            copy.write(piece)
+
+    assert contents(hold(folder, source, entries, fill, job="").copy) == contents(source)
