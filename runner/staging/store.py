@@ -135,7 +135,8 @@ def hold(
             "sent": sent or said.get("sent", False),
         }
         if is_new:
-            _make(slot, copy, entries, fill, said)
+            with _used(_newest(one for one in _copies(slot) if one != copy)) as old:
+                _make(old, slot, copy, entries, fill, said)
         else:
             if not is_whole(copy):  # something has cleaned up here, or written
                 _write(Copy(copy, entries, None, missing := missing_in(entries, copy), repairs=True), missing, fill)
@@ -187,17 +188,6 @@ def clear(folder: Path, *, job: str, keep: bool = True) -> list[Path]:
 
 
 def _make(
-    slot: Path,
-    copy: Path,
-    entries: Sequence[Entry],
-    fill: Callable[[Copy, Sequence[int]], None],
-    said: Mapping[str, Any],
-) -> None:
-    with _used(_newest(one for one in _copies(slot) if one != copy)) as old:
-        _make_from(old, slot, copy, entries, fill, said)
-
-
-def _make_from(
     old: Path | None,
     slot: Path,
     copy: Path,
