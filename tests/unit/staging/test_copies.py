@@ -45,7 +45,15 @@ def source(tmp_path: Path) -> Path:
     return made
 
 
-def held(folder: Path, source: Path, copied: list[str] | None = None, job: str = "", keep: bool = False) -> Held:
+def held(
+    folder: Path,
+    source: Path,
+    copied: list[str] | None = None,
+    *,
+    job: str = "",
+    keep: bool = False,
+    sent: bool = False,
+) -> Held:
     entries = entries_of(source)
 
     def fill(copy: Copy, missing: Sequence[int]) -> None:
@@ -54,7 +62,7 @@ def held(folder: Path, source: Path, copied: list[str] | None = None, job: str =
         for piece in pieces_of(source, entries, missing):
             copy.write(piece)
 
-    return hold(folder, source, entries, fill, job=job, keep=keep)
+    return hold(folder, source, entries, fill, job=job, keep=keep, sent=sent)
 
 
 def contents(top: Path) -> dict[str, bytes]:
@@ -287,15 +295,6 @@ def test_a_process_whose_namespace_is_refused_halfway_stays_the_users(tmp_path: 
 
 
 def test_the_state_that_was_sent_last_is_used(folder: Path, source: Path) -> None:
-    def send() -> Held:
-        entries = entries_of(source)
-
-        def fill(copy: Copy, missing: Sequence[int]) -> None:
-            for piece in pieces_of(source, entries, missing):
-                copy.write(piece)
-
-        return hold(folder, source, entries, fill, job="J=1", sent=True)
-
     deep = source / "lib" / "deep" / "er" / "still"
     deep.parent.parent.chmod(0o755)
     deep.mkdir(parents=True)
@@ -303,7 +302,7 @@ def test_the_state_that_was_sent_last_is_used(folder: Path, source: Path) -> Non
     for text in ("a = 1", "a = 2", "a = 1"):
         (deep / "b.py").write_text(text)
         os.utime(deep / "b.py", (0, len(states) % 2))
-        states.append(send())  # each is in use, and none is removed
+        states.append(held(folder, source, job="J=1", sent=True))  # each is in use, and none is removed
         found = find_sent(folder, source, job="J=1")
         assert found is not None
         assert (found[0].copy / "lib/deep/er/still/b.py").read_text() == text
@@ -313,23 +312,14 @@ def test_the_state_that_was_sent_last_is_used(folder: Path, source: Path) -> Non
 def test_what_is_sent_outside_of_a_job_waits_for_its_first_run(
     folder: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send() -> None:
-        entries = entries_of(source)
-
-        def fill(copy: Copy, missing: Sequence[int]) -> None:
-            for piece in pieces_of(source, entries, missing):
-                copy.write(piece)
-
-        os.close(hold(folder, source, entries, fill, job="", sent=True).lock)
-
-    send()
+    os.close(held(folder, source, sent=True).lock)
     assert clear(folder, job="") == [], "`stage` of another path"
     found = find_sent(folder, source, job="")
     assert found is not None
     assert clear(folder, job="") == []
     os.close(found[0].lock)
     assert clear(folder, job="") == [source]
-    send()
+    os.close(held(folder, source, sent=True).lock)
     monkeypatch.setattr(store, "_AWAITED_SECONDS", 0.0)
     assert clear(folder, job="") == [source]
 
