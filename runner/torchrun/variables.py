@@ -22,7 +22,7 @@ def settings(job: Job) -> dict[str, str]:
     that by which it would start does not lead to the other hosts.
     """
     users = dict(job.context.environment)
-    wanted = {"OMP_NUM_THREADS": str(job.placement.threads), **cache_variables(users)}
+    wanted = {"OMP_NUM_THREADS": str(job.placement.threads)}
     interface = job.endpoint.interface
     if interface:
         wanted["GLOO_SOCKET_IFNAME"] = interface
@@ -30,6 +30,7 @@ def settings(job: Job) -> dict[str, str]:
             wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": this exact name, not a prefix
     if not users.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):  # the same by its older name
         wanted |= RECORDER
+    wanted |= cache_variables(users)
     if job.placement.threads_source != "OMP_NUM_THREADS":
         users.pop("OMP_NUM_THREADS", None)  # if set, it is not a number of threads
     return {name: value for name, value in wanted.items() if not users.get(name)}
