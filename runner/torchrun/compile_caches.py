@@ -19,7 +19,7 @@ from runner.base.host_disk import disk_of
 from runner.torchrun.import_hooks import when_imported
 from runner.versions.torch_private import GRAPH_COMPILER, coordinate_graph_cache
 
-_WAIT_SECONDS = 60.0  # for another rank's compilation of the same graph; then a rank compiles by itself
+_WAIT_SECONDS = 600.0  # for another rank's compilation of the same graph; then a rank compiles by itself
 _LOOK_SECONDS = 0.05
 _UNFIT = r'[\\/:*?"<>|]'  # characters of a user's name that torch leaves out of its folder's, too
 _locks: list[int] = []  # the descriptor of the graph's that this process compiles

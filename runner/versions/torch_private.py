@@ -345,6 +345,11 @@ def loader_iterator() -> type:
 
 # The module that looks for a graph in the cache, and else compiles it.
 GRAPH_COMPILER = "torch._inductor.compile_fx"
+# Its settings by which a compilation may communicate, whatever the graph: passes of the user's, and tuning that ranks divide.
+_SHARED_WORK = (
+    *("joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass"),
+    *("_pre_fusion_custom_pass", "_post_fusion_custom_pass", "distributed_max_autotune_gemm"),
+)
 
 
 def coordinate_graph_cache(wait: Callable[[str], bool], end: Callable[[], None]) -> None:
@@ -355,7 +360,8 @@ def coordinate_graph_cache(wait: Callable[[str], bool], end: Callable[[], None])
 
     Args:
         wait: called with the key; True once another process may have put the graph into the cache, False if this one is to compile it. It
-            is not called for graphs with collectives, of which the compiler's passes communicate, so that no process may be missing.
+            is not called where passes may communicate, so that no process may be missing: for graphs with collectives, and with passes
+            of the user's.
         end: called when a graph has been compiled and put into the cache, or has failed.
     """
     compiler: Any = sys.modules[GRAPH_COMPILER]
@@ -383,5 +389,8 @@ def coordinate_graph_cache(wait: Callable[[str], bool], end: Callable[[], None])
 
 
 def _communicates(graph: Any) -> bool:
+    config = sys.modules["torch._inductor.config"]
+    if any(getattr(config, name, None) for name in _SHARED_WORK):
+        return True
     graphs = (module.graph for module in graph.modules() if hasattr(module, "graph"))
     return any("c10d" in str(node.target) for each in graphs for node in each.nodes)

@@ -47,9 +47,10 @@ def test_a_graph_that_fails_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("mpi4py")
-def test_a_graph_with_collectives_is_compiled_by_each_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["communicates", "exchanges"])
+def test_a_graph_with_collectives_is_compiled_by_each_rank(tmp_path: Path, kind: str) -> None:
     """Compiler passes may wait for all ranks there."""
-    found = ranks(ok(mpirun(2, *RUNNER, ODD, "communicates", TMPDIR=str(tmp_path))).stdout)
+    found = ranks(ok(mpirun(2, *RUNNER, ODD, kind, TMPDIR=str(tmp_path))).stdout)
     assert len(found) == 2
     assert {rank["value"] for rank in found} == {found[0]["value"]}
     assert [rank["locks"] for rank in found] == [[], []]

@@ -23,7 +23,9 @@ endpoint = SimpleNamespace(host="127.0.0.1", port=port, listener=listener, is_la
 sys.executable = sys.argv[1]
 serve_when_needed(SimpleNamespace(endpoint=endpoint, collective_timeout=60.0))
 client = socket.create_connection(("127.0.0.1", port))
-next(thread for thread in threading.enumerate() if thread.name == "store").join()
+for thread in threading.enumerate():
+    if thread.name == "store":  # it may have ended
+        thread.join()
 client.close()
 if sys.argv[2] == "imports":
     import torch

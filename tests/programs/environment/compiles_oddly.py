@@ -1,4 +1,7 @@
-"""Compiles a graph that fails (``fails``) or has a collective (``communicates``), and prints the state of the locks of graphs."""
+"""Compiles a graph that fails (``fails``), has a collective (``communicates``), or with a pass that has one (``exchanges``).
+
+Prints the state of the locks of graphs.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx as compile_fx
+import torch._inductor.config as inductor_config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 LOCKS = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "runner-locks")
 
@@ -28,6 +33,14 @@ def is_free(path: Path) -> bool:
         except BlockingIOError:
             return False
         return True
+
+
+class Exchange(CustomGraphPass):
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        dist.all_gather_object([None, None], str(graph))
+
+    def uuid(self) -> str:
+        return "exchange"
 
 
 @torch.compile
@@ -49,6 +62,9 @@ if __name__ == "__main__":
             sine(torch.ones(8))
         except Exception as error:
             value = type(error).__name__
+    elif sys.argv[1] == "exchanges":
+        inductor_config.post_grad_custom_post_pass = Exchange()
+        value = sine(torch.ones(8))[0].item()
     else:
         value = total(torch.ones(8))[0].item()
     found = {"value": value, "locks": [is_free(path) for path in LOCKS.glob("*")] if LOCKS.is_dir() else []}
