@@ -73,7 +73,7 @@ def store_folder(to: Path | None, environment: Mapping[str, str]) -> Path:
     Raises:
         UsageError: it cannot be made, is shared by hosts, allows no programs, or is another user's.
     """
-    above = to or disk_of(environment)
+    above = (to or disk_of(environment)).absolute()  # a program may go elsewhere
     folder = above / f"torch-mpi-runner-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -201,7 +201,7 @@ def test_copies_stay_for_the_schedulers_job_or_when_they_are_kept(folder: Path, 
     assert job_of({"SLURM_JOB_ID": "7"}) == "SLURM_JOB_ID=7"
 
 
-def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"torch-mpi-runner-{os.getuid()}"
     (tmp_path / name).mkdir(mode=0o755)
     with pytest.raises(UsageError, match="is not this user's alone"):
@@ -217,6 +217,8 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     made = store_folder(None, {"LOCAL_SCRATCH": str(scratch)})
     assert made.parent == scratch
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    monkeypatch.chdir(scratch)
+    assert store_folder(Path("."), {}) == made
 
 
 def test_what_cannot_be_staged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
