@@ -80,11 +80,13 @@ def store_folder(to: Path | None, environment: Mapping[str, str]) -> Path:
         state = folder.lstat()
         flags = os.statvfs(folder).f_flag
     except OSError as error:
-        raise UsageError(f"--to {above}: {error.strerror}", fix="name a folder of the host's own disk") from None
+        raise UsageError(f"{above}: {error.strerror}", fix="name a folder of the host's own disk") from None
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:
-        raise UsageError(f"{folder} is not this user's alone", fix="remove it, or name another folder with --to")
+        raise UsageError(
+            f"{folder} is not this user's alone", fix="remove it, or name another folder with --to or --stage-to"
+        )
     if flags & os.ST_NOEXEC:
-        raise UsageError(f"{above} allows no programs (noexec)", fix="name another folder with --to")
+        raise UsageError(f"{above} allows no programs (noexec)", fix="name another folder with --to or --stage-to")
     if file_system(folder) in SHARED:
         raise UsageError(f"{above} is on a file system that hosts share", fix="name a folder of the host's own disk")
     return folder
@@ -227,7 +229,7 @@ def _refuse_without_room(slot: Path, needed: int, files: int) -> None:
     if needed > free:
         raise UsageError(
             f"a copy takes {size_text(needed, 1024)}, and in {slot.parent} there are {size_text(free, 1024)} {what}",
-            fix="name another folder with --to, or stage less",
+            fix="name another folder with --to or --stage-to, or stage less",
         )
 
 
@@ -236,7 +238,8 @@ def _slot(folder: Path, source: Path) -> Path:
         with contextlib.suppress(OSError):
             folder.rmdir()  # if it is new
         raise UsageError(
-            f"{source} cannot be staged: the copies are in it, in {folder}", fix="name another folder with --to"
+            f"{source} cannot be staged: the copies are in it, in {folder}",
+            fix="name another folder with --to or --stage-to",
         )
     return folder / f"{source.name[:40]}-{hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()}"
 

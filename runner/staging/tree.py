@@ -290,5 +290,6 @@ def _writing(top: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{error.filename or top} cannot be written: {error.strerror}", fix="name another folder with --to"
+            f"{error.filename or top} cannot be written: {error.strerror}",
+            fix="name another folder with --to or --stage-to",
         ) from None

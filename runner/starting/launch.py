@@ -113,7 +113,7 @@ class Launch:
         """Import what workers need, in the importer. Returns why they must not be forked of it."""
         if self._request.may_be_workload:
             EARLY.listen()  # before the fork, so that a worker has no moment without it
-        if self._request.job.stage:
+        if self._request.job.stage and tool_of(self._request.tool).needs_rendezvous:
             self._stage()
         for module in _SMALL:
             with contextlib.suppress(ImportError):
@@ -248,10 +248,10 @@ def _check(request: Request, target: Target) -> None:
     """Raise UsageError if this target cannot be run with these options and packages."""
     refuse_idle_options(request, target)
     tool = tool_of(request.tool)
-    if request.job.bind != AUTO and not tool.needs_rendezvous:
+    idle = {"--bind": request.job.bind != AUTO, "--stage": bool(request.job.stage)}
+    if not tool.needs_rendezvous and (given := [option for option, is_given in idle.items() if is_given]):
         raise UsageError(
-            f"--bind has no effect on {target.name}, which binds no ranks",
-            fix="give it to the runner in the job's own command",
+            f"{given[0]} has no effect on {target.name} itself", fix="give it to the runner in the command of the job"
         )
     if target.kind != EXECUTABLE and tool.needs_rendezvous and not (tool.examines or tool.shows_training):
         need(RUNNER)

@@ -193,6 +193,8 @@ def test_a_folder_for_socket_files_that_is_not_ones_own(there: str) -> None:
         ("--hang-timeout 60 explain", "it is for workloads"),
         ("--time-limit 1:00 script.py", "add --on-preempt"),
         ("--on-preempt usr1 workloads.linear", "a workload saves by itself"),
+        ("--bind 0:1 supervise workloads.linear", "give it to the runner in the command of the job"),
+        ("--stage script.py jobscript --scheduler slurm script.py", "give it to the runner in the command of the job"),
     ],
 )
 def test_an_option_without_effect(arguments: str, words: str, tmp_path: Path) -> None:
