@@ -10,28 +10,16 @@ from pathlib import Path
 # Where sites put a job's part of a node's own disk; the first that is set. (Slurm's job_container, CSC, PBS, and anybody's.)
 FOLDERS = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 SHARED = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "panfs",
-    "afs",
-    "pvfs2",
-    "wekafs",
-    "smb3",
-    "dvs",
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "panfs", "afs", "pvfs2", "wekafs", "dvs"),
     "fuse.glusterfs",
 )
 
 
 def disk_of(environment: Mapping[str, str]) -> Path:
     """Return the first of ``FOLDERS`` that is set, can be written, and is on no file system that hosts share; else /tmp."""
-    usable = (name for name in map(environment.get, FOLDERS) if name and os.access(name, os.W_OK | os.X_OK))
-    named = (Path(name) for name in usable if os.path.isdir(name))
-    return next((path for path in named if file_system(path) not in SHARED), Path("/tmp"))  # noqa: S108 - a folder's name only
+    named = (Path(name) for name in map(environment.get, FOLDERS) if name and os.path.isdir(name))
+    usable = (path for path in named if os.access(path, os.W_OK | os.X_OK))
+    return next((path for path in usable if file_system(path) not in SHARED), Path("/tmp"))  # noqa: S108 - a folder's name only
 
 
 def file_system(path: Path) -> str:

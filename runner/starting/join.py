@@ -12,7 +12,7 @@ from runner.backends.selection import with_backend
 from runner.base.errors import Policy, UsageError, raised_on_all_ranks
 from runner.base.process_stat import process_stat
 from runner.guard.report.board import Board
-from runner.hardware.binding import NONE
+from runner.hardware.binding import AUTO, NONE
 from runner.hardware.placement import Placement, place_all
 from runner.hardware.resources import of_record, resources
 from runner.job import Job
@@ -34,7 +34,7 @@ def record_of(
     asks_for_gpus: bool,
     guard_port: int = 0,
     options: Sequence[str] = (),
-    binds: bool = False,
+    binding: str = NONE,
 ) -> RankRecord:
     """Return the record that this rank sends to the others. It says why the rank cannot run its target, if it cannot.
 
@@ -42,8 +42,9 @@ def record_of(
         digest: of the target's text.
         guard_port: rank 0's, if it has a guard.
         options: the runner's that have to be equal.
-        binds: whether ranks may be bound to cores.
+        binding: a value of --bind.
     """
+    binds = binding != NONE
     shares_host = binds and (context.local_size or context.size).value > 1
     is_first = context.local_rank is None or context.local_rank.value == 0
     return own_record(
@@ -63,7 +64,7 @@ def record_of(
                 asks_for_gpus=asks_for_gpus,
                 launched_by=_launched_by(context) if binds else 0,
                 shares_host=shares_host,
-                maps_cores=binds and is_first,
+                maps_cores=is_first and (shares_host or binding not in (AUTO, NONE)),
             )
         ),
         guard_port=guard_port,

@@ -239,7 +239,7 @@ def described(
         asks_for_gpus=request.job.device != "cpu" or tool_of(request.tool).examines,
         options=request.job.equal_on_all_ranks(),
         guard_port=guard_port,
-        binds=request.job.bind != NONE and tool_of(request.tool).needs_rendezvous,
+        binding=request.job.bind if tool_of(request.tool).needs_rendezvous else NONE,
     )
     return target, record
 

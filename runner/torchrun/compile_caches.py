@@ -28,12 +28,12 @@ _timeouts: list[str] = []  # keys of the graphs for which this process has waite
 
 def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that put the compilers' caches on this host's own disk, without those that the user has set."""
+    if environment.get("TORCHINDUCTOR_CACHE_DIR"):  # Triton's is in it
+        return {}
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without the user
         user = str(os.getuid())
-    if environment.get("TORCHINDUCTOR_CACHE_DIR"):  # Triton's is in it
-        return {}
     folder = disk_of(environment) / f"torchinductor_{re.sub(_UNFIT, '_', user)}"  # in /tmp: torch's own default
     wanted = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder / "triton"}
     return {name: str(path) for name, path in wanted.items() if not environment.get(name)}
@@ -48,7 +48,7 @@ def _wait(key: str) -> bool:
     """Take a graph's lock, or wait until its holder has compiled it, or has ended. Returns whether to look into the cache again."""
     if (
         _locks or _timeouts
-    ):  # torch looks twice; and who waits may be awaited by the holder, in a pass that communicates
+    ):  # within another compilation, where waiting could be in a circle; or it was of no use before
         return False
     try:
         lock = os.open(_lock_file(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

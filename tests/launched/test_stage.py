@@ -108,7 +108,7 @@ def test_torchruns_ranks_stage_too(source: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_what_is_interrupted(source: Path, number: signal.Signals) -> None:
-    for index in range(20_000):
+    for index in range(60_000):
         (source / str(index)).touch()
     job = start(*under_mpirun(2, *RUNNER, "stage", f"--to={source.parent / 'disk'}", str(source)))
     poll_until(lambda: copies(source), LIMIT, "the copy is being made")
