@@ -31,9 +31,7 @@ from runner.launch.launchers import SCHEDULER_JOBS
 from runner.staging.tree import Copy, Entry, digest_of, entries_of, missing_in, remove, top_of
 
 _IN_MEMORY = ("tmpfs", "ramfs")
-_AWAITED_SECONDS = (
-    24 * 3600.0
-)  # that a copy which `stage` has sent waits for the first run to use it, outside of a scheduler's job
+_AWAITED_SECONDS = 24 * 3600.0  # that a copy of `stage` waits for its first run, outside of a scheduler's job
 _MAKING_SECONDS = 1800.0  # another process on this host that makes the same copy is waited for
 
 

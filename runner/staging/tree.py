@@ -147,9 +147,8 @@ class Copy:
         self._file, self._open = -1, -1  # the entry that is being written, and its descriptor
         self._missing = set(missing)
         with _writing(top):
-            for added in (
-                {entry.path for entry in entries_of(top)} - {entry.path for entry in entries} if repairs else ()
-            ):
+            found = entries_of(top) if repairs else ()
+            for added in {entry.path for entry in found} - {entry.path for entry in entries}:
                 remove(top / added)
             for number, entry in enumerate(entries):
                 if stat.S_ISDIR(entry.mode):

@@ -124,7 +124,7 @@ def read_site(name: str, file: Path) -> Site:
 
 def _wrong_in(site: Site) -> str:
     """Say which value of a profile cannot be; "" if all can."""
-    words = [site.queue or "", site.gpu_type, *site.modules, *site.variables]
+    words = [site.queue or "", site.gpu_type, *site.modules]
     if site.scheduler not in SCHEDULERS:
         return f"scheduler = {site.scheduler!r} is none of {', '.join(SCHEDULERS)}"
     starters = SCHEDULERS[site.scheduler].starters
