@@ -111,7 +111,8 @@ def test_a_message_that_nobody_knows_is_left_out(ends: list[Spoke]) -> None:
         ends[rank].tell(FAILED)
         for other in ends:
             if other is not ends[rank]:
-                assert other.receive(object) == (rank, FAILED)
+                while (told := other.receive(object)) != (rank, FAILED):
+                    assert told == (1, FAILED), "an earlier failure, which is told again to hosts that join late"
 
 
 def test_who_leaves_is_not_missed_and_who_is_gone_is(ends: list[Spoke]) -> None:
